@@ -1,0 +1,1 @@
+"""Geometry: where the KV of which tokens lies, and which byte ranges must move."""

@@ -1,0 +1,1 @@
+"""Movers: the typed, non-blocking interface and its two implementations, `memory` and `nixl`."""

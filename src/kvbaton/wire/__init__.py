@@ -1,0 +1,1 @@
+"""Bytes between engines: frames, the handshake, handoff messages and transfer notifications."""
