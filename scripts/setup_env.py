@@ -1,6 +1,6 @@
 """Make `.venv` ready for `make demo` and `make test` on a machine that has only Python and pip.
 
-Standard library only, because nothing is installed when it runs. In order: check this Python, make the environment,
+Standard library only, because nothing is installed when it runs. In order: make the environment,
 install the pinned packages (first from wherever pip is configured to look, then with PyTorch's CPU index added), and
 repair two things that would break vLLM later: a torchvision that does not fit torch, and a missing libnuma.
 """
@@ -45,9 +45,6 @@ def main() -> int:
     )
     parser.add_argument("--extras", default="cpu,nixl,dev", help="extras of this project to install")
     arguments = parser.parse_args()
-    if sys.version_info < (3, 11):
-        print(f"kvbaton: Python 3.11 or newer is needed, this is {sys.version.split()[0]}.", file=sys.stderr)
-        return 1
     venv: Path = arguments.venv.absolute()
     if not make_venv(venv):
         return 1
