@@ -42,7 +42,9 @@ class Transport(Protocol):
     """One agent. Every call returns at once; only the owner thread may call it.
 
     Order: transfers are not ordered among each other. A notification follows its own transfer's data.
-    Progress: a transfer and its notification may only advance while either side calls `poll` or `notifications`.
+    Progress: a transfer and its notification may only advance while both sides keep calling `poll` or `notifications`;
+    the initiator goes on calling after DONE, as the notification may still be leaving.
+    Failure: a connection on which a transfer failed is gone with every transfer on it; `connect` makes a new one.
     """
 
     name: AgentName
@@ -57,7 +59,11 @@ class Transport(Protocol):
         ...
 
     def connect(self, metadata: bytes) -> AgentName:
-        """Make a peer reachable; idempotent for the same metadata. Raises PeerUnreachable on junk."""
+        """Make a peer reachable; idempotent for the same metadata. Raises PeerUnreachable on junk.
+
+        Other metadata of a known name (a restarted peer, or more regions) replaces the connection: transfers still
+        pending on the old one fail.
+        """
         ...
 
     def disconnect(self, agent: AgentName) -> None:
@@ -66,6 +72,8 @@ class Transport(Protocol):
 
     def post(self, operation: Operation, agent: AgentName, plan: Plan, notification: bytes) -> TransferHandle:
         """Start moving `plan` (local and remote byte ranges); `notification` is delivered to the target with the data.
+
+        A plan of no ranges only notifies. An empty notification is not delivered at all.
 
         Raises:
             PeerUnreachable: the agent is not connected.

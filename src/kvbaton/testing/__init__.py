@@ -1,0 +1,1 @@
+"""Fakes and contract suites, shipped so that others can test against them."""
