@@ -148,11 +148,10 @@ def make_config(file: Mapping[str, object], flags: Mapping[str, object]) -> UpCo
         }
     if "mode" not in merged:
         # vLLM's own connectors have one mode each, so naming the connector says which.
-        merged |= {
-            "mode": mode
-            for mode, name in UPSTREAM_CONNECTOR_BY_MODE.items()
-            if name == merged.get("connector")
-        }
+        fitting = (
+            mode for mode, name in UPSTREAM_CONNECTOR_BY_MODE.items() if name == merged.get("connector")
+        )
+        merged["mode"] = next(fitting, Mode.PUSH)
     converted = {key: convert(key, value) for key, value in merged.items()}
     return UpConfig(**converted)  # type: ignore[arg-type]  # convert() has checked every value against its field
 
