@@ -13,7 +13,7 @@ from kvbaton.base.errors import PeerUnreachable, TransportError, UnknownHandle, 
 from kvbaton.base.ids import AgentName, TransferHandle
 from kvbaton.kv.layout import Region
 from kvbaton.kv.plan import Plan
-from kvbaton.transport.base import Notification, Operation, Transport, TransferState
+from kvbaton.transport.base import Notification, Operation, TransferState, Transport
 
 BUFFER_BYTES = 1 << 20
 BIG_BYTES = 64 << 20
