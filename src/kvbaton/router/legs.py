@@ -1,0 +1,172 @@
+"""The two upstream requests of an attempt, each from sending to a result or a failure."""
+
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from kvbaton.router.engines import Engine
+from kvbaton.router.headers import HeaderList
+from kvbaton.router.http_errors import ErrorReply, error_reply
+from kvbaton.router.params import NoParams, PrefillAnswer, read_answer
+from kvbaton.router.timeline import AttemptTimeline, Step
+from kvbaton.router.upstream import (
+    ConnectionFailed,
+    FailureKind,
+    LegFailure,
+    Retry,
+    Stage,
+    Upstream,
+    connection_failure,
+    read_all,
+    status_failure,
+)
+
+_EVENT_STREAM = "text/event-stream"
+_ERROR_EVENT = b'data:{"error":'  # compared without blanks
+_ENOUGH_TO_TELL = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LegRequest:
+    """What one leg sends.
+
+    Attributes:
+        engine: where to.
+        path: endpoint, with its query.
+        headers: complete.
+        body: encoded.
+    """
+
+    engine: Engine
+    path: str
+    headers: HeaderList
+    body: bytes
+
+
+@dataclass(slots=True)
+class DecodeReady:
+    """A decode leg whose answer has begun well.
+
+    Attributes:
+        response: open if streamed.
+        first: the first piece of a stream, or the whole of a plain answer.
+        streamed: whether more may follow.
+    Lifetime: whoever holds it must `close` it.
+    """
+
+    response: aiohttp.ClientResponse
+    first: bytes
+    streamed: bool
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """The pieces after the first, as they arrive.
+
+        Raises:
+            ConnectionFailed: the stream broke off.
+        """
+        try:
+            async for piece in self.response.content.iter_any():
+                yield piece
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionFailed(FailureKind.RESET, str(error) or type(error).__name__) from None
+
+    def close(self) -> None:
+        """Close; if the answer is not complete, the connection goes too and the engine aborts the request."""
+        self.response.close()
+
+
+async def prefill_leg(
+    upstream: Upstream, request: LegRequest, timeline: AttemptTimeline
+) -> PrefillAnswer | LegFailure:
+    """Run a prefill leg to its end."""
+    engine = request.engine
+    timeline.mark(Step.PREFILL_SENT)
+    try:
+        response = await upstream.send(engine, "POST", request.path, request.headers, request.body)
+        with closing(response):
+            timeline.mark(Step.PREFILL_HEAD)
+            body = await read_all(response)
+    except ConnectionFailed as error:
+        return connection_failure(Stage.PREFILL, engine, error)
+    if not 200 <= response.status < 300:
+        return status_failure(Stage.PREFILL, engine, response, body)
+    timeline.mark(Step.PREFILL_DONE)
+    try:
+        return read_answer(body)
+    except NoParams as error:
+        reply = error_reply(
+            502, f"Prefill engine {engine.name} handed nothing over: {error}", "no_kv_transfer_params"
+        )
+        return LegFailure(Stage.PREFILL, FailureKind.NO_PARAMS, engine, reply, Retry.NEVER)
+
+
+async def decode_leg(
+    upstream: Upstream, request: LegRequest, timeline: AttemptTimeline
+) -> DecodeReady | LegFailure:
+    """Run a decode leg until its answer can be shown to the client: a stream's first piece, or all of a plain answer."""
+    engine = request.engine
+    timeline.mark(Step.DECODE_SENT)
+    try:
+        response = await upstream.send(engine, "POST", request.path, request.headers, request.body)
+    except ConnectionFailed as error:
+        return connection_failure(Stage.DECODE, engine, error)
+    ready: DecodeReady | None = None
+    try:
+        timeline.mark(Step.DECODE_HEAD)
+        if not 200 <= response.status < 300:
+            return status_failure(Stage.DECODE, engine, response, await read_all(response))
+        if response.content_type != _EVENT_STREAM:
+            ready = DecodeReady(response, await read_all(response), streamed=False)
+        else:
+            first = await _first_piece(response)
+            failed = _error_event(first)
+            if failed is not None:
+                retry = Retry.NEVER if failed.status < 500 else Retry.ANYWHERE
+                return LegFailure(Stage.DECODE, FailureKind.ERROR_EVENT, engine, failed, retry)
+            ready = DecodeReady(response, first, streamed=True)
+        timeline.mark(Step.FIRST_BYTE)
+        return ready
+    except ConnectionFailed as error:
+        return connection_failure(Stage.DECODE, engine, error)
+    finally:
+        if ready is None:
+            response.close()
+
+
+async def _first_piece(response: aiohttp.ClientResponse) -> bytes:
+    first = b""
+    try:
+        while len(first) < _ENOUGH_TO_TELL:
+            piece = await response.content.readany()
+            if not piece:
+                break
+            first += piece
+    except (aiohttp.ClientError, OSError) as error:
+        raise ConnectionFailed(FailureKind.RESET, str(error) or type(error).__name__) from None
+    if not first:
+        raise ConnectionFailed(FailureKind.RESET, "the stream ended before its first event")
+    return first
+
+
+def _error_event(first: bytes) -> ErrorReply | None:
+    """The error a stream begins with, if it does."""
+    line = first.lstrip().split(b"\n", 1)[0].strip()
+    if not line[:_ENOUGH_TO_TELL].replace(b" ", b"").startswith(_ERROR_EVENT):
+        return None
+    body = line.removeprefix(b"data:").strip()
+    try:
+        code = msgspec.json.decode(body, type=_ErrorObject).error.code
+    except msgspec.DecodeError:
+        return error_reply(500, "The decode engine began its answer with an error.", "decode_error_event")
+    return ErrorReply(code if isinstance(code, int) and 400 <= code < 600 else 500, body)
+
+
+class _ErrorCode(msgspec.Struct):
+    code: int | str | None = None
+
+
+class _ErrorObject(msgspec.Struct):
+    error: _ErrorCode
