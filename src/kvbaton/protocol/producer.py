@@ -86,6 +86,7 @@ class Producer(Machine[ProducerState]):
         self._sent = [span.start for span in wanted.spans]
         self._posted = 0
         self._in_flight = 0
+        self._announced = False
         self._received = False
         self._closing: FailureReason | None = None
         self._detail = ""
@@ -126,6 +127,8 @@ class Producer(Machine[ProducerState]):
         return ""
 
     def _pump(self, now: float) -> ProducerState:
+        if self._announced:  # all is posted, so a later preemption changes nothing
+            return ProducerState.SENDING if self._in_flight else self._seal(now)
         frontier = self._frontier
         if frontier is None or not (frontier.ended or self._limits.stream):
             return ProducerState.SENDING
@@ -137,6 +140,7 @@ class Producer(Machine[ProducerState]):
                 self._sent[span.group] = span.end
             self._posted += 1
             self._in_flight += 1
+            self._announced = frontier.ended
             total = self._posted if frontier.ended else None
             self._emit(effects.PostWrite(self._posted - 1, spans, total))
         elif frontier.ended and not spans and not self._in_flight:
@@ -156,10 +160,10 @@ class Producer(Machine[ProducerState]):
         return tuple(spans)
 
     def _seal(self, now: float) -> ProducerState:
-        self._emit(effects.Seal(self._posted))
         if self._received:
             self._emit(effects.LegClosed(None))
             return ProducerState.RECEIVED
+        self._emit(effects.Seal(self._posted))
         self._deadline = now + self._limits.received_s
         return ProducerState.SEALED
 
@@ -182,15 +186,20 @@ class Producer(Machine[ProducerState]):
         self._frontier = None
         return ProducerState.SENDING
 
+    def _preempted_sealed(self, event: events.Preempted, now: float) -> ProducerState:
+        """What was written is with the consumer; what was offered may be overwritten while the consumer reads it."""
+        if producer_posts(self.wanted.mode):
+            return ProducerState.SEALED
+        return self._close(FailureReason.PREEMPTED, "the offered blocks were taken back")
+
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _received_early(self, event: events.ReceivedArrived, now: float) -> ProducerState:
         """The consumer saw the last notification before we saw the last transfer end."""
-        frontier = self._frontier
-        if frontier is None or not frontier.ended or self._ready(frontier):
+        if not self._announced:
             return self._close(FailureReason.PROTOCOL, "received before everything was sent")
         self._received = True
-        return ProducerState.SENDING
+        return self._pump(now)
 
     def _received_all(self, event: events.ReceivedArrived, now: float) -> ProducerState:
         if not producer_posts(self.wanted.mode):
@@ -249,6 +258,7 @@ class Producer(Machine[ProducerState]):
 TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     # State: PARKED
     (ProducerState.PARKED, events.Frontier): Producer._move_frontier,
+    (ProducerState.PARKED, events.PeerReady): Producer._same,
     (ProducerState.PARKED, events.Preempted): Producer._same,
     (ProducerState.PARKED, events.CancelArrived): Producer._cancel,
     (ProducerState.PARKED, events.PrefillLost): Producer._lose,
@@ -257,6 +267,7 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     (ProducerState.PARKED, events.DeadlinePassed): Producer._park_over,
     # State: SENDING
     (ProducerState.SENDING, events.Frontier): Producer._move_frontier,
+    (ProducerState.SENDING, events.PeerReady): Producer._same,
     (ProducerState.SENDING, events.TransferEnded): Producer._write_ended,
     (ProducerState.SENDING, events.Preempted): Producer._preempted,
     (ProducerState.SENDING, events.ReceivedArrived): Producer._received_early,
@@ -266,6 +277,8 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     (ProducerState.SENDING, events.PeerDead): Producer._lose_peer,
     # State: SEALED
     (ProducerState.SEALED, events.Frontier): Producer._same,
+    (ProducerState.SEALED, events.PeerReady): Producer._same,
+    (ProducerState.SEALED, events.Preempted): Producer._preempted_sealed,
     (ProducerState.SEALED, events.ReceivedArrived): Producer._received_all,
     (ProducerState.SEALED, events.CancelArrived): Producer._cancel,
     (ProducerState.SEALED, events.PrefillLost): Producer._lose,
@@ -274,6 +287,7 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     (ProducerState.SEALED, events.DeadlinePassed): Producer._lease_over,
     # State: DRAINING
     (ProducerState.DRAINING, events.TransferEnded): Producer._drained,
+    (ProducerState.DRAINING, events.PeerReady): Producer._same,
     (ProducerState.DRAINING, events.CancelArrived): Producer._cancel_draining,
     (ProducerState.DRAINING, events.Frontier): Producer._same,
     (ProducerState.DRAINING, events.Preempted): Producer._same,
