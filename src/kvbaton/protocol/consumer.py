@@ -209,9 +209,9 @@ class Consumer(Machine[ConsumerState]):
         self._emit(effects.SendCancel(_why(event)))
         return self._fail(_why(event), "after all bytes had arrived")
 
-    def _stay_checking(self, event: Event, now: float) -> ConsumerState:
-        """A push needs the peer no more; a pull does, and hears of it when it asks for confirmation."""
-        return self.state
+    def _lost_checking(self, event: Event, now: float) -> ConsumerState:
+        """A push needs the peer no more; a pull can never be confirmed now."""
+        return self.state if producer_posts(self.mode) else self._fence(event, now)
 
     # --- the end by failure -------------------------------------------------------------------------------------------
 
@@ -317,9 +317,11 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     (ConsumerState.CHECKING, events.Checked): Consumer._checked,
     (ConsumerState.CHECKING, events.Abort): Consumer._give_up_quiet,
     (ConsumerState.CHECKING, events.DeadlinePassed): Consumer._give_up_quiet,
-    (ConsumerState.CHECKING, events.PeerReady): Consumer._stay_checking,
-    (ConsumerState.CHECKING, events.PeerSilent): Consumer._stay_checking,
-    (ConsumerState.CHECKING, events.PeerDead): Consumer._stay_checking,
+    (ConsumerState.CHECKING, events.FailedArrived): Consumer._lost_checking,
+    (ConsumerState.CHECKING, events.CancelledArrived): Consumer._lost_checking,
+    (ConsumerState.CHECKING, events.PeerReady): Consumer._same,
+    (ConsumerState.CHECKING, events.PeerSilent): Consumer._lost_checking,
+    (ConsumerState.CHECKING, events.PeerDead): Consumer._lost_checking,
     # State: CONFIRMING
     (ConsumerState.CONFIRMING, events.ConfirmedArrived): Consumer._confirmed,
     (ConsumerState.CONFIRMING, events.FailedArrived): Consumer._fence,
