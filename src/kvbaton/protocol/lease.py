@@ -87,6 +87,11 @@ class Lease(Machine[LeaseState]):
             self._emit(effects.CloseLegs(FailureReason.RELEASED))
         return self._settle(now)
 
+    def _release_ending(self, event: events.ReleaseAsked, now: float) -> LeaseState:
+        """It frees as soon as the legs are closed; nobody needs to wait for those that still send."""
+        self._emit(effects.CloseLegs(FailureReason.RELEASED))
+        return LeaseState.ENDING
+
     def _finished(self, event: events.Finished, now: float) -> LeaseState:
         self._report = True
         self.state = LeaseState.HELD
@@ -137,5 +142,6 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     (LeaseState.ENDING, events.LegReceived): Lease._leg_received,
     (LeaseState.ENDING, events.LegDeclined): Lease._leg_declined,
     (LeaseState.ENDING, events.LegLost): Lease._leg_lost,
+    (LeaseState.ENDING, events.ReleaseAsked): Lease._release_ending,
 }
 Lease.transitions = TRANSITIONS
