@@ -9,11 +9,9 @@ import contextlib
 import signal
 import subprocess
 import sys
-from typing import IO, Final
+from typing import IO
 
 from kvbaton.launch.groups import stop_groups
-
-GRACE_S: Final = 8.0
 
 
 def read_groups(stream: IO[str]) -> set[int]:
@@ -34,9 +32,9 @@ class Guard:
     Owner: the launcher. Lifetime: opened before the first process starts, closed after the last has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvbaton.launch.guard"],
+            [sys.executable, "-m", "kvbaton.launch.guard", str(grace_s)],
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -55,7 +53,7 @@ class Guard:
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        self._process.wait(timeout=2 * GRACE_S)
+        self._process.wait()
 
     def _send(self, message: str) -> None:
         if self._process.stdin is None or self._process.poll() is not None:
@@ -69,7 +67,7 @@ def main() -> int:
     """Guard until standard input closes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    stop_groups(read_groups(sys.stdin), GRACE_S)
+    stop_groups(read_groups(sys.stdin), float(sys.argv[1]))
     return 0
 
 

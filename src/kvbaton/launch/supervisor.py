@@ -56,10 +56,11 @@ class Supervisor:
     Owner: the launcher's main task. Lifetime: `async with`; leaving it stops everything, however it is left.
     """
 
-    def __init__(self, on_change: Callable[[Sequence[Child]], None]) -> None:
+    def __init__(self, on_change: Callable[[Sequence[Child]], None], grace_s: float = STOP_GRACE_S) -> None:
         self._on_change = on_change
         self._children: list[Child] = []
-        self._guard = Guard()
+        self._guard = Guard(grace_s)
+        self._grace_s = grace_s
         self._first_end: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._watches: list[asyncio.Task[None]] = []
 
@@ -116,14 +117,14 @@ class Supervisor:
         """Wait until any process ends, which none should, and return what to report."""
         return self._ended(await asyncio.shield(self._first_end))
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+    async def stop(self) -> None:
         """Ask every group to end, wait, and kill what does not."""
         loop = asyncio.get_running_loop()
         for watch in self._watches:
             watch.cancel()
         for child in self._children:
             signal_group(child.group, signal.SIGTERM)
-        end_s = loop.time() + grace_s
+        end_s = loop.time() + self._grace_s
         # A group may hold processes that are not our children, and those cannot be awaited.
         while self._running() and loop.time() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
