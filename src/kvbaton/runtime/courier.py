@@ -1,0 +1,412 @@
+"""Courier: the one thread per worker rank that owns the transport agent, the peers and every handoff.
+
+Engine threads only enqueue commands and read results. The courier sleeps in its selector while nothing moves: control messages come
+over sockets, so an idle engine costs nothing. While bytes move it polls the transport, because without a progress thread neither
+incoming data nor outgoing notifications advance by themselves.
+"""
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from kvbaton.base.errors import TransportError
+from kvbaton.base.ids import EngineAddress, Rank, RequestId
+from kvbaton.kv.layout import Layout
+from kvbaton.kv.plan import Plan
+from kvbaton.protocol import events
+from kvbaton.protocol import peer as p
+from kvbaton.protocol.machine import Effect, Event
+from kvbaton.runtime import commands as c
+from kvbaton.runtime.channel import Acceptor, listen
+from kvbaton.runtime.config import CourierConfig
+from kvbaton.runtime.dial import DialledLink
+from kvbaton.runtime.flights import Ended, Flights
+from kvbaton.runtime.handoffs import Checksum
+from kvbaton.runtime.inbound import Inbound
+from kvbaton.runtime.link import AcceptedLink, Link
+from kvbaton.runtime.mailbox import Inbox, Item, Outbox
+from kvbaton.runtime.observe import Observations, Observer
+from kvbaton.runtime.outbound import Outbound
+from kvbaton.transport.base import Operation, Transport
+from kvbaton.wire.messages import AnyMessage, Identity, RankAddress
+from kvbaton.wire.translate import layout_to_wire
+
+_log = logging.getLogger(__name__)
+
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 10.0
+_BACK_OFF = 1.3
+_MAX_SLEEP_S = 60.0
+
+
+class Courier:
+    """One rank's mover of KV.
+
+    Owner: its own thread, for everything but the methods that say otherwise.
+    Lifetime: `start` to `close`. Handoffs that are open at `close` are given up, after their transfers have ended.
+    """
+
+    def __init__(
+        self,
+        config: CourierConfig,
+        *,
+        engine_id: str,
+        rank: Rank,
+        tp_size: int,
+        pp_size: int,
+        layout: Layout,
+        fingerprint: Mapping[str, str],
+        transport: Transport,
+        checksum: Checksum,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Bind the listener; `start` does the rest on the courier's thread."""
+        self.config = config
+        self.layout = layout
+        self.transport = transport
+        self.checksum = checksum
+        self.secret = config.secret
+        self.times = config.heartbeat
+        self.selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self.observer = Observer(config.trace_file)
+        self.now = clock
+        self.inbound = Inbound(self)
+        self.outbound = Outbound(self)
+        self._about = (engine_id, rank, tp_size, pp_size, dict(fingerprint))
+        self._boot_epoch = int.from_bytes(os.urandom(8), "big") >> 2
+        self._sock = listen(config.host, 0)
+        self.address = RankAddress(
+            rank.pp,
+            rank.tp,
+            str(self._sock.getsockname()[0]),
+            int(self._sock.getsockname()[1]),
+            self._boot_epoch,
+        )
+        self._dialled: dict[tuple[EngineAddress, Rank], DialledLink] = {}
+        self._accepted: set[AcceptedLink] = set()
+        self._draining: dict[Link, float] = {}
+        self._flights = Flights(transport)
+        self._poll_s = config.poll_min_s
+        self._inbox = Inbox()
+        self._outbox = Outbox()
+        self._waiting_quiet: list[Callable[[], None]] = []
+        self._gauges = (0, 0, 0, 0)
+        self._stop = False
+        self._started = threading.Event()
+        self._start_error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="kvbaton-courier", daemon=True)
+        self.identity: Identity
+
+    @classmethod
+    def start(
+        cls,
+        config: CourierConfig,
+        *,
+        engine_id: str,
+        rank: Rank,
+        tp_size: int,
+        pp_size: int,
+        layout: Layout,
+        fingerprint: Mapping[str, str],
+        transport: Transport,
+        checksum: Checksum,
+    ) -> "Courier":
+        """Run a courier. Raises TransportError if the memory cannot be registered, OSError if it cannot listen."""
+        courier = cls(
+            config,
+            engine_id=engine_id,
+            rank=rank,
+            tp_size=tp_size,
+            pp_size=pp_size,
+            layout=layout,
+            fingerprint=fingerprint,
+            transport=transport,
+            checksum=checksum,
+        )
+        courier._thread.start()
+        if not courier._started.wait(_START_TIMEOUT_S):
+            raise TransportError(f"the courier did not start within {_START_TIMEOUT_S:g} s")
+        if courier._start_error is not None:
+            raise courier._start_error
+        return courier
+
+    # --- for engine threads -------------------------------------------------------------------------------------------
+
+    def submit(self, commands: Sequence[c.Command]) -> None:
+        """Hand work over; never blocks. Callable from any thread."""
+        if commands:
+            self._inbox.put(commands)
+
+    def take_results(self) -> c.Results:
+        """What has ended since the last call. Callable from any thread."""
+        return self._outbox.take()
+
+    def wait_results(self, timeout_s: float) -> bool:
+        """Wait until there is something to take. Callable from any thread."""
+        return self._outbox.wait(timeout_s)
+
+    def wait_quiet(self, request_ids: Collection[RequestId], timeout_s: float) -> bool:
+        """Wait until no transfer reads these prefills' blocks, after all commands submitted before. Callable from any thread."""
+        wanted, quiet = frozenset(request_ids), threading.Event()
+
+        def check() -> None:
+            if self.outbound.is_quiet(wanted):
+                quiet.set()
+            else:
+                self._waiting_quiet.append(check)
+
+        self.call_soon(check)
+        return quiet.wait(timeout_s)
+
+    def take_statistics(self) -> Observations:
+        """Counts and observations since the last call, as plain data. Callable from any thread."""
+        quarantined, consumers, producers, leases = self._gauges
+        return Observations(
+            handoffs=self.observer.take_handoffs(),
+            unexpected=self.observer.take_unexpected(),
+            quarantined_handoffs=quarantined,
+            open_consumers=consumers,
+            open_producers=producers,
+            leases=leases,
+        )
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Run something on the courier's thread. Callable from any thread."""
+        self._inbox.put((work,))
+
+    def close(self) -> None:
+        """Give everything up and stop; idempotent. Callable from any thread."""
+        self._stop = True
+        self._inbox.rouse()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+        except Exception as error:  # noqa: BLE001  # reported to whoever called `start`
+            self._start_error = error
+            self._sock.close()
+            return
+        finally:
+            self._started.set()
+        while not self._stop:
+            try:
+                self._turn()
+            except Exception:  # noqa: BLE001  # whatever it was, the other handoffs must go on
+                _log.exception("the courier survived an unexpected error")
+        self._finish()
+
+    def _begin(self) -> None:
+        engine_id, rank, tp_size, pp_size, fingerprint = self._about
+        self.transport.register(self.layout.regions)
+        self.identity = Identity(
+            engine_id=engine_id,
+            pp=rank.pp,
+            tp=rank.tp,
+            tp_size=tp_size,
+            pp_size=pp_size,
+            boot_epoch=self._boot_epoch,
+            agent=self.transport.name,
+            agent_metadata=self.transport.metadata(),
+            layout=layout_to_wire(self.layout),
+            fingerprint=fingerprint,
+        )
+        self.selector.register(self._inbox.socket, selectors.EVENT_READ, lambda _mask: self._inbox.awake())
+        self._acceptor = Acceptor(self.selector, self._sock, self._accept)
+
+    def _turn(self) -> None:
+        """One round: sleep or poll, sockets, commands, transport, deadlines."""
+        moving = bool(self._flights) or bool(self._draining) or self.inbound.expects_data
+        for key, mask in self._select(moving):
+            key.data(mask)
+        for item in self._inbox.take():
+            self._run_command(item)
+        progressed = self._poll_transport() if moving or self._flights or len(self.inbound) else False
+        slower = min(self._poll_s * _BACK_OFF, self.config.poll_max_s)
+        self._poll_s = self.config.poll_min_s if progressed else slower
+        self._tick()
+        checks, self._waiting_quiet = self._waiting_quiet, []
+        for check in checks:
+            check()
+        self._gauges = (
+            self.inbound.num_quarantined,
+            len(self.inbound),
+            self.outbound.num_legs,
+            self.outbound.num_leases,
+        )
+
+    def _select(self, moving: bool) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._inbox:
+            return self.selector.select(0)
+        if moving:
+            # the selector counts in milliseconds, which is too coarse here
+            time.sleep(self._poll_s)  # noqa: TID251  # polling hardware progress; nothing signals it
+            return self.selector.select(0)
+        if not self._inbox.fall_asleep() or self._stop:
+            return self.selector.select(0)
+        ready = self.selector.select(self._sleep_s())
+        self._inbox.awake()
+        return ready
+
+    def _sleep_s(self) -> float:
+        deadlines = [self.inbound.next_deadline(), self.outbound.next_deadline()]
+        deadlines += [link.peer.next_deadline() for link in self._links()]
+        soonest = min((each for each in deadlines if each is not None), default=None)
+        return _MAX_SLEEP_S if soonest is None else min(max(0.0, soonest - self.now()), _MAX_SLEEP_S)
+
+    def _run_command(self, item: Item) -> None:
+        try:
+            self._command(item)
+        except Exception:  # noqa: BLE001  # one command's bug must not take the others with it
+            _log.exception("command %r failed", item)
+
+    def _command(self, item: Item) -> None:
+        match item:
+            case c.StartReceive():
+                self.inbound.start(item)
+            case c.CancelReceive():
+                self.inbound.cancel(item)
+            case c.DeclineTransfer():
+                self.inbound.decline(item)
+            case c.PrefillStarted():
+                self.outbound.started(item)
+            case c.PrefillProgress():
+                self.outbound.progressed(item)
+            case c.PrefillFinished():
+                self.outbound.finished(item)
+            case c.PrefillAborted():
+                self.outbound.aborted(item)
+            case c.PrefillPreempted():
+                self.outbound.preempted(item)
+            case _:
+                item()
+
+    def _poll_transport(self) -> bool:
+        """Advance transfers both ways. Returns whether anything happened."""
+        progressed = False
+        try:
+            for notification in self.transport.notifications():
+                progressed = True
+                self.inbound.on_written(notification.agent, notification.payload)
+        except TransportError:
+            _log.exception("notifications cannot be read")
+        return self._flights.poll() or progressed
+
+    def _tick(self) -> None:
+        now = self.now()
+        self.inbound.tick(now)
+        self.outbound.tick(now)
+        for link in self._links():
+            deadline = link.peer.next_deadline()
+            if deadline is not None and deadline <= now:
+                link.feed(p.Tick())
+        for link, until in list(self._draining.items()):
+            if until <= now:
+                del self._draining[link]
+                self._bury(link)
+
+    def _finish(self) -> None:
+        """Wait for our WRITEs, say goodbye, free everything."""
+        self._acceptor.close()
+        self.outbound.close_all()
+        until = self.now() + _STOP_TIMEOUT_S / 2
+        while self._flights and self.now() < until:
+            time.sleep(self.config.poll_min_s)  # noqa: TID251  # as in _select
+            self._poll_transport()
+        for link in self._links():
+            link.close()
+        self.transport.close()
+        self.selector.close()
+        self._inbox.close()
+        self.observer.close()
+
+    # --- for links ----------------------------------------------------------------------------------------------------
+
+    def _links(self) -> list[Link]:
+        return [*self._dialled.values(), *self._accepted]
+
+    def _accept(self, sock: socket.socket) -> None:
+        try:
+            self._accepted.add(AcceptedLink(self, sock, self._accepted.discard))
+        except OSError:  # gone before we could greet it
+            sock.close()
+
+    def dialled(self, address: EngineAddress) -> Link:
+        """Our counterpart rank of another engine."""
+        rank = self._about[1]
+        link = self._dialled.get((address, rank))
+        if link is None:
+            link = self._dialled[(address, rank)] = DialledLink(self, address, rank)
+        return link
+
+    def on_link_message(self, link: Link, message: AnyMessage) -> None:
+        """Whoever has a use for it."""
+        if not (self.inbound.on_message(link, message) or self.outbound.on_message(link, message)):
+            self.observer.unexpected(f"{type(message).__name__} from a peer")
+
+    def on_link_announcement(self, link: Link, announcement: Effect) -> None:
+        """Tell the handoffs."""
+        match announcement:
+            case p.AnnounceReady():
+                self._tell(link, events.PeerReady())
+            case p.AnnounceUnreachable():
+                self._tell(link, events.PeerUnreachable(announcement.reason, announcement.detail))
+                self._drop_if_unused(link)
+            case p.AnnounceSilent():
+                _log.warning("%s is silent", link.name)
+                self._tell(link, events.PeerSilent())
+            case p.AnnounceDead():
+                # bytes it had sent may still be in our kernel's buffers: receive them before blocks are given back
+                self._draining[link] = self.now() + self.config.dead_drain_s
+                if link.accepted:
+                    self._draining[link] = self.now()
+
+    def _tell(self, link: Link, event: Event) -> None:
+        if link.accepted:
+            if not isinstance(event, events.PeerReady):
+                self.outbound.on_peer(link, event)
+        else:
+            self.inbound.on_peer(link, event)
+
+    def _bury(self, link: Link) -> None:
+        """A dead peer: end its handoffs, forget it."""
+        _log.warning("%s is gone", link.name)
+        self._tell(link, events.PeerDead())
+        link.close()
+        self._forget(link)
+        if link.agent is not None and not any(other.agent == link.agent for other in self._links()):
+            self.transport.disconnect(link.agent)
+
+    def _drop_if_unused(self, link: Link) -> None:
+        """Nobody needs an engine that could not be reached; the next request dials afresh."""
+        if not self.inbound.uses(link):
+            link.close()
+            self._forget(link)
+
+    def _forget(self, link: Link) -> None:
+        if isinstance(link, DialledLink):
+            self._dialled.pop((link.address, link.rank), None)
+        elif isinstance(link, AcceptedLink):
+            self._accepted.discard(link)
+
+    # --- for handoffs -------------------------------------------------------------------------------------------------
+
+    def post(self, operation: Operation, link: Link, plan: Plan, notification: bytes, ended: Ended) -> None:
+        """Post a transfer; `ended` follows exactly once."""
+        self._poll_s = self.config.poll_min_s
+        self._flights.post(operation, link, plan, notification, ended)
+
+    def report_sent(self, request_id: RequestId) -> None:
+        """For the engine."""
+        self._outbox.sent(request_id)
+
+    def report_received(self, request_id: RequestId, failure: str | None) -> None:
+        """For the engine."""
+        self._outbox.received(request_id, failure)

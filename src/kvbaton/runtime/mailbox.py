@@ -1,0 +1,107 @@
+"""Mailbox: what engine threads and the courier leave for each other."""
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kvbaton.base.ids import RequestId
+from kvbaton.runtime.commands import Command, Results
+
+Item = Command | Callable[[], None]
+
+
+class Inbox:
+    """Commands for the courier, and the means to wake it.
+
+    Owner: any thread puts; the courier takes, and sleeps in its selector on `socket`.
+    """
+
+    def __init__(self) -> None:
+        """Start empty, with the courier awake."""
+        self._items: deque[Item] = deque()
+        self._wake, self.socket = socket.socketpair()
+        self._wake.setblocking(False)
+        self.socket.setblocking(False)
+        self._asleep = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Add work; wakes the courier only if it sleeps."""
+        self._items.extend(items)
+        self.rouse()
+
+    def take(self) -> list[Item]:
+        """Everything put so far."""
+        return [self._items.popleft() for _ in range(len(self._items))]
+
+    def fall_asleep(self) -> bool:
+        """Say that the courier is about to sleep; False if something slipped in before that was said."""
+        self._asleep = True
+        if self._items:
+            self._asleep = False
+        return self._asleep
+
+    def awake(self) -> None:
+        """The courier is awake again and needs no signal."""
+        self._asleep = False
+        try:
+            self.socket.recv(4096)
+        except BlockingIOError:
+            return
+
+    def rouse(self) -> None:
+        """Wake the courier if it sleeps."""
+        if self._asleep:
+            self._asleep = False
+            try:
+                self._wake.send(b"x")
+            except OSError:  # full (it will wake anyway) or closed (it has stopped)
+                return
+
+    def close(self) -> None:
+        """Release the sockets."""
+        self._wake.close()
+        self.socket.close()
+
+
+class Outbox:
+    """Results for the engine.
+
+    Owner: the courier puts; any thread takes or waits.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._results = Results()
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+
+    def sent(self, request_id: RequestId) -> None:
+        """A prefill's blocks are no longer read."""
+        with self._lock:
+            self._results.sent.add(request_id)
+            self._ready.set()
+
+    def received(self, request_id: RequestId, failure: str | None) -> None:
+        """A request's blocks are no longer written; `failure` says why they must not be used."""
+        with self._lock:
+            self._results.received.add(request_id)
+            if failure is not None:
+                self._results.failed[request_id] = failure
+            self._ready.set()
+
+    def take(self) -> Results:
+        """Everything put since the last call."""
+        if not self._ready.is_set():
+            return Results()
+        with self._lock:
+            results, self._results = self._results, Results()
+            self._ready.clear()
+        return results
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is something to take."""
+        return self._ready.wait(timeout_s)

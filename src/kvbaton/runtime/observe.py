@@ -1,0 +1,142 @@
+"""Observe: what a courier counted and measured, as frozen records and plain data for metrics and traces."""
+
+import json
+import logging
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypedDict
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffRecord:
+    """One ended handoff as one side saw it. Durations in seconds; 0 where a phase was not reached.
+
+    Attributes:
+        transfer_id: names the handoff.
+        request_id: the local request, or "" where none was known.
+        side: "producer" or "consumer".
+        mode: "push" or "pull".
+        outcome: "committed" or a FailureReason.
+        tokens: of the prompt.
+        blocks: blocks moved, all groups.
+        bytes: posted by this side, or expected by it.
+        descriptors: ranges posted by this side.
+        transfers: posted by this side, or seen arriving.
+        register_wait_s: consumer: until the producer could be told; producer: registration waiting for its prefill.
+        match_s: producer: from both being known to the first post; consumer: from Register to the first arrival.
+        post_s: spent planning and posting.
+        wire_s: first post or arrival to last end.
+        commit_s: from the last end to Received or Commit.
+        tail_s: producer: from the end of the prefill to the last end.
+        streamed_bytes: producer: posted before the prefill had ended.
+    """
+
+    transfer_id: str
+    request_id: str
+    side: str
+    mode: str
+    outcome: str
+    tokens: int
+    blocks: int
+    bytes: int
+    descriptors: int
+    transfers: int
+    register_wait_s: float
+    match_s: float
+    post_s: float
+    wire_s: float
+    commit_s: float
+    tail_s: float
+    streamed_bytes: int
+
+
+class Observations(TypedDict):
+    """Plain data that crosses process borders with vLLM's stats.
+
+    Attributes:
+        handoffs: one list per ended handoff, columns as HANDOFF_COLUMNS.
+        unexpected: count by "<event> in <state>" of peers' messages that fitted nothing.
+        quarantined_handoffs: consumers whose blocks a silent peer may still write into, now.
+        open_consumers: handoffs not ended on the consumer side, now.
+        open_producers: handoffs not ended on the producer side, now.
+        leases: prefills whose blocks are known here, now.
+    """
+
+    handoffs: list[list[str | float]]
+    unexpected: dict[str, int]
+    quarantined_handoffs: int
+    open_consumers: int
+    open_producers: int
+    leases: int
+
+
+HANDOFF_COLUMNS = (
+    "side",
+    "mode",
+    "outcome",
+    "bytes",
+    "descriptors",
+    "transfers",
+    "register_wait_s",
+    "match_s",
+    "post_s",
+    "wire_s",
+    "commit_s",
+    "tail_s",
+)
+
+
+class Observer:
+    """Gathers records until they are taken.
+
+    Owner: courier; `take_*` is called by it too.
+    """
+
+    def __init__(self, trace_file: Path | None) -> None:
+        """Append records to `trace_file` too; it is opened at once, so that a bad path is found at start."""
+        self._trace = trace_file.open("a", buffering=1, encoding="utf-8") if trace_file else None
+        self._records: list[HandoffRecord] = []
+        self._unexpected: Counter[str] = Counter()
+
+    def record(self, record: HandoffRecord) -> None:
+        """A handoff ended."""
+        self._records.append(record)
+        if self._trace:
+            # one write per line: several workers may share the file
+            self._trace.write(json.dumps({**asdict(record), "pid": os.getpid()}) + "\n")
+        level = logging.DEBUG if record.outcome == "committed" else logging.WARNING
+        _log.log(
+            level,
+            "handoff %s of %s as %s ended: %s (%d bytes, %d descriptors, %d transfers)",
+            record.transfer_id,
+            record.request_id,
+            record.side,
+            record.outcome,
+            record.bytes,
+            record.descriptors,
+            record.transfers,
+        )
+
+    def unexpected(self, what: str) -> None:
+        """A peer's message fitted nothing."""
+        self._unexpected[what] += 1
+        _log.debug("unexpected: %s", what)
+
+    def take_handoffs(self) -> list[list[str | float]]:
+        """Records since the last call, as columns."""
+        records, self._records = self._records, []
+        return [[getattr(record, column) for column in HANDOFF_COLUMNS] for record in records]
+
+    def take_unexpected(self) -> dict[str, int]:
+        """Counts since the last call."""
+        counts, self._unexpected = self._unexpected, Counter()
+        return dict(counts)
+
+    def close(self) -> None:
+        """Close the trace."""
+        if self._trace:
+            self._trace.close()
