@@ -223,7 +223,9 @@ class Courier:
 
     def _turn(self) -> None:
         """One round: sleep or poll, sockets, commands, transport, deadlines."""
-        moving = bool(self._flights) or bool(self._draining) or self.inbound.expects_data
+        moving = (
+            bool(self._flights) or bool(self._draining) or self.inbound.expects_data or self.outbound.is_read
+        )
         for key, mask in self._select(moving):
             key.data(mask)
         for item in self._inbox.take():

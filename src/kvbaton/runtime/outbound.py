@@ -100,6 +100,15 @@ class Outbound:
         """Prefills known here."""
         return len(self._by_request)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether consumers may be reading our blocks; software transports serve a READ only while its target polls."""
+        return any(
+            leg.registration.mode is Mode.PULL and leg.producer.state is ProducerState.SEALED
+            for job in self._jobs.values()
+            for leg in job.legs
+        )
+
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def started(self, command: PrefillStarted) -> None:
