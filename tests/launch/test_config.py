@@ -7,7 +7,8 @@ import pytest
 
 from kvbaton.base.errors import ConfigError
 from kvbaton.launch.arguments import add_arguments, config_from
-from kvbaton.launch.config import Device, Mode, UpConfig, make_config
+from kvbaton.launch.config import Device, UpConfig, make_config
+from kvbaton.protocol.mode import Mode
 
 
 def parse(*argv: str) -> UpConfig:

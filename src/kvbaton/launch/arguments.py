@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 
 from kvbaton.base.errors import ConfigError
-from kvbaton.launch.config import CONNECTORS, Device, JsonValue, Mode, UpConfig, make_config, read_file
+from kvbaton.launch.config import CONNECTORS, Device, JsonValue, UpConfig, make_config, read_file
+from kvbaton.protocol.mode import Mode
 
 NOT_SETTINGS = frozenset({"command", "config", "demo", "set", "handler"})
 

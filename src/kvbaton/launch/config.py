@@ -14,16 +14,10 @@ from types import MappingProxyType
 from typing import Final
 
 from kvbaton.base.errors import ConfigError
+from kvbaton.protocol.mode import Mode
 
 JsonScalar = str | int | float | bool | None
 JsonValue = JsonScalar | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
-
-
-class Mode(StrEnum):
-    """Who posts the transfer."""
-
-    PUSH = "push"
-    PULL = "pull"
 
 
 class Device(StrEnum):

@@ -122,6 +122,16 @@ class HandoffRow:
             return None
         return steps["decode_first_byte"] - steps["prefill_done"]
 
+    @property
+    def tail_s(self) -> float | None:
+        """Return how long bytes still moved after prefill had ended, on the slowest rank."""
+        found = [
+            entry.numbers["tail_s"]
+            for entry in self.traces
+            if entry.side == "producer" and "tail_s" in entry.numbers
+        ]
+        return max(found, default=None)
+
     def step_s(self, name: str) -> float | None:
         """Return a moment the router noted."""
         return None if self.timeline is None else self.timeline.steps_s.get(name)
@@ -144,9 +154,8 @@ class HandoffRow:
             str(self.output_tokens),
             milliseconds(self.ttft_s),
             milliseconds(self.step_s("prefill_done")),
-            milliseconds(self.step_s("decode_sent")),
-            milliseconds(self.step_s("decode_first_byte")),
             milliseconds(self.exposed_s),
+            milliseconds(self.tail_s),
             BLANK if moved is None else f"{moved / 1e6:.1f}",
             BLANK if transfers is None else f"{transfers:.0f}",
             BLANK if share is None else f"{share:.0%}",
@@ -154,10 +163,9 @@ class HandoffRow:
 
 
 HEADER: Final = (
-    "request", "mode", "prompt", "output", "TTFT", "prefill done", "decode sent", "first byte", "exposed",
-    "MB", "transfers", "early",
+    "request", "mode", "prompt", "output", "TTFT", "prefill", "exposed", "tail", "MB", "transfers", "early",
 )  # fmt: skip
-UNITS: Final = ("", "", "tokens", "tokens", "ms", "ms", "ms", "ms", "ms", "", "", "of bytes")
+UNITS: Final = ("", "", "tokens", "tokens", "ms", "ms", "ms", "ms", "", "", "of MB")
 
 
 def first_of(*values: float | None) -> float | None:
