@@ -63,12 +63,24 @@ def test_join_matches_transfer_id_or_a_lengthened_request_id() -> None:
 
 def test_table_shows_sums_over_ranks_and_the_exposed_part() -> None:
     traces = [
-        TraceEntry("t-1", None, "producer", "done", {"bytes": 1e6, "streamed_bytes": 5e5, "transfers": 3}),
-        TraceEntry("t-1", None, "producer", "done", {"bytes": 1e6, "streamed_bytes": 1e6, "transfers": 4}),
+        TraceEntry(
+            "t-1",
+            None,
+            "producer",
+            "done",
+            {"bytes": 1e6, "streamed_bytes": 5e5, "transfers": 3, "tail_s": 0.004},
+        ),
+        TraceEntry(
+            "t-1",
+            None,
+            "producer",
+            "done",
+            {"bytes": 1e6, "streamed_bytes": 1e6, "transfers": 4, "tail_s": 0.007},
+        ),
     ]
     row = HandoffRow("long", 3000, 16, 0.52, TIMELINE, traces)
 
-    assert row.cells() == ("long", "push", "3000", "16", "520", "500", "10", "512", "12", "2.0", "7", "75%")
+    assert row.cells() == ("long", "push", "3000", "16", "520", "500", "12", "7", "2.0", "7", "75%")
 
 
 def test_table_leaves_blank_what_nobody_noted() -> None:

@@ -34,6 +34,10 @@ LONG_PROMPT_TOKENS: Final = 3000
 LONG_SENTENCE_TOKENS: Final = 24
 SHORT_OUTPUT_TOKENS: Final = 24
 LONG_OUTPUT_TOKENS: Final = 32
+LEGEND: Final = """\
+prefill: the prefill leg, as the router saw it.  exposed: what the first token waited for after that.
+tail: how long KV still moved after prefill had ended.  early: the part that had moved before.
+"""
 REQUEST_TIMEOUT: Final = aiohttp.ClientTimeout(total=300)
 TRACE_WAIT_S: Final = 3.0
 TRACE_POLL_S: Final = 0.1
@@ -135,9 +139,7 @@ async def run_demo(stage: Stage) -> bool:
         lanes.close()
         rows = await collect_rows(session, stage, [*labels, "long"], [*shorts, long], results)
     out.write(f"\n{render_table(rows)}\n")
-    out.write(
-        "exposed: what the first token waited for after prefill was done.  early: moved while prefill still ran.\n"
-    )
+    out.write(LEGEND)
     for label, result in zip([*labels, "long"], results, strict=True):
         if isinstance(result, ChatFailed):
             out.write(f"{label}: {result}\n")
