@@ -4,9 +4,9 @@ import asyncio
 import json
 
 import pytest
-from router.harness import CHAT, COMPLETIONS, PROMPT, Answer, Cluster, mode, run_cluster
 
-from kvbaton.testing.fake_engine import PUSH_KEYS, FakeConnector, Script
+from kvbaton.testing.fake_engine import DEFAULT_TOKENS, PUSH_KEYS, FakeConnector, Script
+from router.harness import CHAT, COMPLETIONS, PROMPT, Answer, Cluster, mode, run_cluster
 
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
@@ -248,7 +248,7 @@ async def test_served_stream_is_relayed_byte_for_byte_as_it_comes():  # case 26
 
                 assert (
                     json.loads(piece.removeprefix(b"data: "))["choices"][0]["text"].strip()
-                    == ("to pass the baton".split()[number])
+                    == (DEFAULT_TOKENS[number])
                 )
             assert await response.read() == b"data: [DONE]\n\n"
 
@@ -277,10 +277,10 @@ async def test_every_pair_is_used_evenly():  # case 51
 
 async def test_long_streams_send_the_next_request_to_the_other_decode_engine():  # case 19
     async with run_cluster(decode=2) as cluster:
-        gate = asyncio.Event()
+        started, gate = asyncio.Event(), asyncio.Event()
+        started.set()
         for engine in cluster.decode:
-            engine.always(Script(token_gates=(asyncio.Event(), gate)))
-            engine._default.token_gates[0].set()
+            engine.always(Script(token_gates=(started, gate)))
         streams = [cluster.start(stream=True) for _ in range(10)]
         for engine in cluster.decode:
             await engine.wait_until(lambda e: e.running == 5)

@@ -55,6 +55,7 @@ class Script:
         cut: where the connection is dropped.
         hang: never answers; only an abort ends it.
         params: whether a prefill answer carries kv_transfer_params.
+        waits_for_kv: whether a decode leg waits until its KV exists.
         error_event: a stream begins with an error event, as after a failed transfer.
         tokens: what is generated.
         headers: extra response headers.
@@ -68,6 +69,7 @@ class Script:
     cut: Cut | None = None
     hang: bool = False
     params: bool = True
+    waits_for_kv: bool = True
     error_event: bool = False
     tokens: tuple[str, ...] = DEFAULT_TOKENS
     headers: dict[str, str] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class Seen:
         headers: names in lower case.
         raw: the body's bytes.
         body: the body, decoded.
+        peer: client address of the connection it came on.
         ended: how it ended: None while it runs, else "served", "aborted" or "cut".
     """
 
@@ -89,6 +92,7 @@ class Seen:
     headers: dict[str, str]
     raw: bytes
     body: Json
+    peer: str = ""
     ended: str | None = None
 
     @property
@@ -161,6 +165,10 @@ class FakeEngine:
     def always(self, script: Script) -> None:
         """Treat every request without a script of its own by this one."""
         self._default = script
+
+    def forget_scripts(self) -> None:
+        """Drop the scripts of requests that never came."""
+        self._scripts.clear()
 
     def restart_as(self, engine_id: str, port: int) -> None:
         """Become another producer behind the same URL, as a restarted process does."""
@@ -235,7 +243,14 @@ class FakeEngine:
 
     async def _echo(self, request: web.Request) -> web.Response:
         raw = await request.read()
-        seen = Seen(request.path_qs, {k.lower(): v for k, v in request.headers.items()}, raw, {}, "served")
+        seen = Seen(
+            request.path_qs,
+            {k.lower(): v for k, v in request.headers.items()},
+            raw,
+            {},
+            _peer(request),
+            "served",
+        )
         self.other.append(seen)
         return web.json_response(
             {"method": request.method, "path": request.path_qs, "body": raw.decode("latin-1")}
@@ -246,7 +261,8 @@ class FakeEngine:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
-        seen = Seen(request.path_qs, {k.lower(): v for k, v in request.headers.items()}, raw, json.loads(raw))
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        seen = Seen(request.path_qs, headers, raw, json.loads(raw), _peer(request))
         probe = "probe" in seen.headers.get("x-request-id", "")
         (self.probes if probe else self.seen).append(seen)
         script = Script() if probe else (self._scripts.popleft() if self._scripts else self._default)
@@ -276,6 +292,10 @@ class FakeEngine:
             return web.Response(
                 status=401, body=b'{"error":{"message":"unauthorized"}}', content_type="application/json"
             )
+        if not isinstance(seen.body.get("n") or 1, int):
+            return web.Response(
+                status=400, body=b'{"error":{"message":"n"}}', content_type="application/json"
+            )
         if script.hang:
             await asyncio.Event().wait()
         await _wait(script.before_head)
@@ -292,7 +312,7 @@ class FakeEngine:
             return await self._prefill(seen, script)
         if seen.body.get("stream"):
             return await self._stream(request, seen, script)
-        await self._await_kv(seen)
+        await self._await_kv(seen, script)
         await _wait(script.before_tokens)
         for gate in script.token_gates:
             await _wait(gate)
@@ -328,7 +348,7 @@ class FakeEngine:
                 offer["transfer_id"] = seen.params["transfer_id"]
         return offer
 
-    async def _await_kv(self, seen: Seen) -> None:
+    async def _await_kv(self, seen: Seen, script: Script) -> None:
         params = seen.params
         if not params.get("do_remote_prefill"):
             return
@@ -339,7 +359,7 @@ class FakeEngine:
         if missing:
             self.crashes.append(f"missing {missing}")
             raise web.HTTPInternalServerError(text=f"KeyError: {missing}")
-        if self._fabric is None:
+        if self._fabric is None or not script.waits_for_kv:
             return
         by_request = self.connector is not FakeConnector.KVBATON
         key = _derived_id(seen) if by_request else str(params["transfer_id"])
@@ -352,7 +372,7 @@ class FakeEngine:
         await response.prepare(request)
         if script.cut is Cut.AFTER_HEAD:
             return self._drop(request, seen)
-        await self._await_kv(seen)
+        await self._await_kv(seen, script)
         await _wait(script.before_tokens)
         if script.error_event:
             await response.write(
@@ -398,6 +418,10 @@ class FakeEngine:
             },
             "kv_transfer_params": None,
         }
+
+
+def _peer(request: web.Request) -> str:
+    return str(request.transport.get_extra_info("peername")) if request.transport is not None else ""
 
 
 def _derived_id(seen: Seen) -> str:
