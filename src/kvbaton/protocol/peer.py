@@ -1,8 +1,9 @@
 """Peer: whether another rank's process can be talked to, is silent, or is known to be dead.
 
 Law 1: whatever changes a peer's state is in this file.
-Law 2: silence is not death. Death is an orderly end of its connection (its kernel closed it), a refused connection at its own
-address, or another boot epoch there. Only death, or the peer's own word, frees blocks it might still write into.
+Law 2: silence is not death. Death is a refused connection at the process's own address, another boot epoch there, or an orderly end
+of its connection (its kernel closed it) after which nobody answers there. Only death, or the peer's own word, frees blocks it might
+still write into. An orderly end alone proves nothing: a peer that dislikes a message may hang up with WRITEs still in flight.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ class PeerState(Enum):
     WAITING = auto()  # never reached yet; the next attempt comes after a pause
     READY = auto()
     SILENT = auto()  # connected, but heartbeats have stopped
-    PROBING = auto()  # connection broke without an orderly end; an attempt to learn why is under way
+    PROBING = auto()  # the connection ended; an attempt to learn why is under way
     PAUSING = auto()  # as PROBING, between attempts
     DEAD = auto()
 
@@ -149,6 +150,7 @@ class Peer(Machine[PeerState]):
         self._accepted = accepted
         self._pause_s = times.pause_min_s
         self._last_heard = now
+        self._orderly = False
         self._deadline: float | None = now + times.interval_s if accepted else now
 
     def next_deadline(self) -> float | None:
@@ -188,11 +190,11 @@ class Peer(Machine[PeerState]):
         return self._pause(now, PeerState.WAITING)
 
     def _probe_failed(self, event: DialFailed, now: float) -> PeerState:
-        return self._die() if event.gone else self._pause(now, PeerState.PAUSING)
+        return self._die() if event.gone or self._orderly else self._pause(now, PeerState.PAUSING)
 
     def _probe_timed_out(self, event: Tick, now: float) -> PeerState:
         self._emit(HangUp())
-        return self._pause(now, PeerState.PAUSING)
+        return self._die() if self._orderly else self._pause(now, PeerState.PAUSING)
 
     def _pause(self, now: float, state: PeerState) -> PeerState:
         self._deadline = now + self._pause_s
@@ -217,8 +219,9 @@ class Peer(Machine[PeerState]):
         return self.state
 
     def _ended(self, event: ConnectionEnded, now: float) -> PeerState:
-        if event.orderly or self._accepted:
+        if self._accepted:
             return self._die()
+        self._orderly = event.orderly
         if self.state is PeerState.READY:
             self._emit(AnnounceSilent())
         return self._probe(event, now)
