@@ -1,0 +1,156 @@
+"""Rank: everything one worker process starts for its handoffs, from KV cache tensors to a running courier."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kvbaton.base.ids import AgentName, EngineId, Rank
+from kvbaton.connector.caches import describe_caches
+from kvbaton.connector.checksum import block_checksum
+from kvbaton.connector.config import Settings
+from kvbaton.connector.fence import EventFence, ForwardFence, NoFence
+from kvbaton.connector.fingerprint import fingerprint
+from kvbaton.connector.groups import transfer_groups
+from kvbaton.connector.metrics import BatonStats, RankStats
+from kvbaton.connector.worker import BatonWorker
+from kvbaton.kv.layout import Layout, MemoryKind
+from kvbaton.runtime.courier import Courier
+from kvbaton.transport.base import Transport
+from kvbaton.wire.messages import RankAddress
+
+_log = logging.getLogger(__name__)
+
+MakeTransport = Callable[[AgentName, MemoryKind, Settings], Transport]
+
+
+def make_nixl(name: AgentName, memory: MemoryKind, settings: Settings) -> Transport:
+    """A NIXL agent as the settings want it."""
+    from kvbaton.transport.nixl import NixlTransport
+
+    progress_thread = settings.progress_thread
+    if progress_thread is None:
+        # it spins on a core of its own: cheap beside a GPU, ruinous where the model computes on that core
+        progress_thread = memory is MemoryKind.VRAM
+    return NixlTransport(
+        name,
+        memory,
+        backends=settings.backends,
+        num_threads=settings.num_threads,
+        progress_thread=progress_thread,
+    )
+
+
+class RankLink:
+    """One worker's courier and the worker half in front of it.
+
+    Owner: the worker's main thread. Lifetime: `start` once the caches exist, to `close`.
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        settings: Settings,
+        kv_cache_config: Any,
+        make_transport: MakeTransport = make_nixl,
+    ) -> None:
+        """Start nothing yet."""
+        self._vllm_config = vllm_config
+        self._settings = settings
+        self._kv_cache_config = kv_cache_config
+        self._make_transport = make_transport
+        self._courier: Courier | None = None
+        self._worker: BatonWorker | None = None
+        self._fence: ForwardFence | None = None
+        self._stats: RankStats | None = None
+
+    def start(self, kv_caches: Mapping[str, Any], engine_id: EngineId, agent: AgentName, host: str) -> None:
+        """Register the caches and open for business.
+
+        Raises:
+            ConfigError: the caches cannot be described.
+            TransportError: the memory cannot be registered, or the backend does not start.
+        """
+        groups = transfer_groups(self._kv_cache_config)
+        layout = describe_caches(kv_caches, self._kv_cache_config, groups)
+        parallel = self._vllm_config.parallel_config
+        rank = _this_rank()
+        courier = Courier.start(
+            self._settings.courier(host),
+            engine_id=engine_id,
+            rank=rank,
+            tp_size=parallel.tensor_parallel_size,
+            pp_size=parallel.pipeline_parallel_size,
+            layout=layout,
+            fingerprint=fingerprint(self._vllm_config),
+            transport=self._make_transport(agent, layout.memory, self._settings),
+            checksum=block_checksum(layout, _storages(kv_caches)),
+        )
+        self._courier = courier
+        self._fence = _fence(layout, courier.submit)
+        self._worker = BatonWorker(
+            courier, self._fence, self._settings.wait_s, self._settings.handoff_timeout_s
+        )
+        self._stats = RankStats(f"{rank.pp}/{rank.tp}")
+        _log.info(
+            "KV handoff: rank %d/%d has %d regions of %s in %d groups, %d blocks",
+            rank.pp,
+            rank.tp,
+            len(layout.regions),
+            layout.memory,
+            len(layout.groups),
+            layout.num_blocks,
+        )
+
+    @property
+    def worker(self) -> BatonWorker:
+        """The worker half."""
+        if self._worker is None:
+            raise RuntimeError("register_kv_caches has not been called")
+        return self._worker
+
+    @property
+    def address(self) -> RankAddress:
+        """Where the courier listens."""
+        if self._courier is None:
+            raise RuntimeError("register_kv_caches has not been called")
+        return self._courier.address
+
+    def take_stats(self) -> BatonStats | None:
+        """What the courier observed; None where nothing changed."""
+        if self._courier is None or self._stats is None:
+            return None
+        return self._stats.take(self._courier.take_statistics())
+
+    def close(self) -> None:
+        """Stop; idempotent."""
+        if self._fence is not None:
+            self._fence.close()
+        if self._courier is not None:
+            self._courier.close()
+
+
+def _this_rank() -> Rank:
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return Rank(get_pp_group().rank_in_group, get_tp_group().rank_in_group)
+
+
+def _storages(kv_caches: Mapping[str, Any]) -> Sequence[Any]:
+    tensors = [
+        t for cache in kv_caches.values() for t in (cache if isinstance(cache, list | tuple) else (cache,))
+    ]
+    return [tensor.untyped_storage() for tensor in tensors]
+
+
+def _fence(layout: Layout, hand_over: Callable[[Sequence[Any]], None]) -> ForwardFence:
+    if layout.memory is MemoryKind.DRAM:
+        return NoFence(hand_over)
+
+    def record() -> Any:
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        return event
+
+    return EventFence(hand_over, record)

@@ -1,0 +1,141 @@
+"""Scheduler half: turns what vLLM's scheduler decides into what the workers' couriers must do.
+
+Push and pull, prefill and decode are values on a request; this half serves them all on any engine.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from kvbaton.base.ids import RequestId
+from kvbaton.connector.consuming import Consuming
+from kvbaton.connector.groups import CacheGroup
+from kvbaton.connector.metadata import BatonMetadata
+from kvbaton.connector.metrics import BatonStats
+from kvbaton.connector.params import Produce, Rules, Self, answer, read_intent
+from kvbaton.connector.producing import Producing
+from kvbaton.runtime.commands import PrefillProgress
+
+_log = logging.getLogger(__name__)
+
+_USABLE: Final = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
+_FURTHER_CHILD: Final = re.compile(r"[1-9]\d*_")
+
+
+class BatonScheduler:
+    """One engine's promises about KV.
+
+    Owner: the scheduler's thread. Lifetime: the engine's.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        rules: Rules,
+        about: Self,
+        timeout_s: float,
+        threshold_tokens: int,
+    ) -> None:
+        """Start with no requests."""
+        self._rules = rules
+        self._about = about
+        self.consuming = Consuming(groups, timeout_s, threshold_tokens)
+        self.producing = Producing(groups, lambda request: request.status.name in _USABLE)
+        self._outcomes: Counter[str] = Counter()
+        self._gauges: dict[str, int] = {}
+
+    def on_new_request(self, request: Any) -> None:
+        """A request entered the engine."""
+        intent = read_intent(request.kv_transfer_params, self._rules)
+        if intent is None:
+            self._outcomes["no_params"] += 1
+        elif not isinstance(intent, Produce):
+            self.consuming.add(request, intent)
+        elif _FURTHER_CHILD.match(request.request_id):
+            self._outcomes["child"] += 1
+        else:
+            self.producing.add(request, intent.key)
+
+    def num_loadable(self, request: Any, num_computed: int) -> tuple[int, bool]:
+        """Tokens that will be loaded, and whether asynchronously; free of side effects."""
+        count = self.consuming.num_loadable(request, num_computed)
+        return count, count > 0
+
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], num_external: int) -> None:
+        """The scheduler gave a request its blocks."""
+        self.consuming.allocated(request, tables, num_external)
+
+    def build(self, output: Any) -> BatonMetadata:
+        """Everything the workers must know for this step; forgets it here."""
+        consuming, producing = self.consuming, self.producing
+        if output.preempted_req_ids:
+            producing.preempt(output.preempted_req_ids)
+        after = self._frontiers(output) if len(producing) else ()
+        metadata = BatonMetadata(
+            preempted=tuple(producing.preempted),
+            before=(*producing.commands, *consuming.commands),
+            after=after,
+            refused=tuple(consuming.refused),
+            has_forward=output.total_num_scheduled_tokens > 0,
+        )
+        for pending in (producing.preempted, producing.commands, consuming.commands, consuming.refused):
+            pending.clear()
+        return metadata
+
+    def finished(
+        self, request: Any, tables: Sequence[Sequence[int]]
+    ) -> tuple[bool, dict[str, object] | None]:
+        """A request ended.
+
+        Returns:
+            Whether its blocks stay until the workers report it, and what the response carries.
+        """
+        self.consuming.finished(request)
+        request_id = RequestId(request.request_id)
+        key = self.producing.finish(request, tables)
+        if key is None:
+            return self.producing.holds(request_id), None
+        return True, answer(key, request_id, int(request.num_prompt_tokens), self._about)
+
+    def reported(self, sent: Collection[str], received: Collection[str]) -> None:
+        """All ranks have reported these requests."""
+        self.consuming.received(received)
+        self.producing.sent(sent)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the workers have not been told everything yet, so that the engine must step once more."""
+        return bool(self.producing.commands or self.consuming.commands or self.consuming.refused)
+
+    def take_stats(self) -> BatonStats | None:
+        """Requests that took no handoff, by reason, since the last call, and what is held now; None if nothing changed."""
+        counted = dict(self._outcomes + self.consuming.outcomes)
+        self._outcomes.clear()
+        self.consuming.outcomes.clear()
+        gauges = {"held_prefills": self.producing.num_held, "waiting_requests": self.consuming.num_waiting}
+        if not counted and gauges == self._gauges:
+            return None
+        self._gauges = gauges
+        return BatonStats({"local": counted, "gauges": {"scheduler": gauges}})
+
+    def _frontiers(self, output: Any) -> tuple[PrefillProgress, ...]:
+        scheduled = output.num_scheduled_tokens
+        found: list[PrefillProgress | None] = [
+            self.producing.progress(
+                new.req_id, new.block_ids, whole=True, num_new=scheduled.get(new.req_id, 0)
+            )
+            for new in output.scheduled_new_reqs
+        ]
+        cached = output.scheduled_cached_reqs
+        for request_id, new_blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            found.append(
+                self.producing.progress(
+                    request_id,
+                    new_blocks,
+                    whole=request_id in cached.resumed_req_ids,
+                    num_new=scheduled.get(request_id, 0),
+                )
+            )
+        return tuple(progress for progress in found if progress is not None)
