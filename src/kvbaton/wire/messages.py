@@ -78,7 +78,7 @@ class WireGroup(msgspec.Struct, frozen=True, array_like=True):
 class WireRegion(msgspec.Struct, frozen=True, array_like=True):
     """One region of a layout."""
 
-    base: Annotated[int, Meta(ge=0)]
+    base: Count
     length_bytes: Count
     block_bytes: Count
     stride_bytes: Count
@@ -274,6 +274,9 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
     total: Count | None = None
 
 
+# what the decoder raises on foreign bytes; fields of newer versions are skipped, however deeply they nest
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnyMessage)
 _WRITTEN = msgspec.msgpack.Decoder(Written)
@@ -288,7 +291,7 @@ def decode(payload: bytes) -> AnyMessage:
     """Read one message. Raises RemoteProtocolError on anything that is not exactly one."""
     try:
         return _DECODER.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise RemoteProtocolError(f"a message cannot be read: {error}") from error
 
 
@@ -296,5 +299,5 @@ def decode_written(payload: bytes) -> Written:
     """Read a transfer notification. Raises RemoteProtocolError."""
     try:
         return _WRITTEN.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise RemoteProtocolError(f"a transfer notification cannot be read: {error}") from error

@@ -13,7 +13,9 @@ def prove(secret: bytes | None, side: bytes, nonce_dialler: bytes, nonce_listene
     """Return the proof for one side, or nothing where no secret is set."""
     if secret is None:
         return b""
-    return hmac.digest(secret, side + b"|" + nonce_dialler + b"|" + nonce_listener, hashlib.sha256)
+    # the length keeps two pairs of nonces from reading alike once they are joined
+    joined = side + b"|" + bytes([len(nonce_dialler)]) + nonce_dialler + nonce_listener
+    return hmac.digest(secret, joined, hashlib.sha256)
 
 
 def require_proof(

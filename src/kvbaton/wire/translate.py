@@ -53,7 +53,11 @@ def layout_from_wire(layout: WireLayout) -> Layout:
         memory = MemoryKind(layout.memory)
     except ValueError as error:
         raise RemoteProtocolError(f"a layout names something unknown here: {error}") from error
+    if any(group.block_tokens < 1 for group in groups):
+        raise RemoteProtocolError("a layout's blocks hold no tokens")
     for region in layout.regions:
+        if region.block_bytes < 1:
+            raise RemoteProtocolError("a layout's region has blocks of no bytes")
         if region.group >= len(groups) or region.block_bytes > region.stride_bytes:
             raise RemoteProtocolError("a layout's region is inconsistent")
         if layout.num_blocks and (
