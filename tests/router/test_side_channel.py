@@ -82,7 +82,7 @@ def test_release_before_the_prefill_frees_it_when_it_finishes(engine: Engine) ->
     asyncio.run(SideChannelReleaser(SECRET).release(engine.identity, TransferId("early")))
     seen: queue.Queue[bool] = queue.Queue()
     # the rank hears of it from the directory's messenger, so ask it until the message has passed
-    while ("early", 0) not in engine.courier.outbound._gone:  # noqa: SLF001
+    while ("early", 0) not in engine.courier.outbound._gone:
         engine.courier.call_soon(lambda: seen.put(True))
         seen.get(timeout=5)
 
@@ -103,4 +103,6 @@ def test_release_without_the_secret_is_refused(engine: Engine, secret: bytes | N
 def test_release_at_an_upstream_engine_sends_nothing() -> None:
     nowhere = EngineAddress("192.0.2.1", 1, EngineId("upstream"))
 
-    asyncio.run(SideChannelReleaser().release(ProducerIdentity(nowhere, only_mode=TransferMode.PULL), TransferId("x")))
+    asyncio.run(
+        SideChannelReleaser().release(ProducerIdentity(nowhere, only_mode=TransferMode.PULL), TransferId("x"))
+    )

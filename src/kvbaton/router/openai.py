@@ -1,5 +1,6 @@
 """OpenAI-style request bodies: read once, value bytes kept as the client sent them."""
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -133,7 +134,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ClientBody:
     """
     try:
         fields = _fields.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"The request body is not a JSON object: {error}") from None
     for name in CLIENT_FORBIDDEN:
         fields.pop(name, None)
@@ -143,13 +144,22 @@ def parse_body(endpoint: Endpoint, body: bytes) -> ClientBody:
 def strip_forbidden(body: bytes) -> bytes:
     """Remove the forbidden fields, at any depth, from a body on its way to an engine.
 
-    A body that is not JSON, or holds none of them, comes back as it is.
+    A body that is not JSON, or holds none of them, comes back as it is. What counts as JSON is what an engine's
+    own parser takes, which is more than the standard: NaN, or UTF-16.
+
+    Raises:
+        BadRequest: nested too deeply to be looked through.
     """
     try:
-        value: object = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            value: object = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            value = json.loads(body)
+    except RecursionError:
+        raise BadRequest("The request body is nested too deeply.") from None
+    except ValueError:
         return body
-    return msgspec.json.encode(value) if _strip(value) else body
+    return json.dumps(value).encode() if _strip(value) else body
 
 
 def _strip(value: object) -> bool:

@@ -126,7 +126,7 @@ def read_answer(body: bytes) -> PrefillAnswer:
             )
         fields = msgspec.json.decode(answer.kv_transfer_params, type=Fields)
         wire = msgspec.json.decode(answer.kv_transfer_params, type=_Wire)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NoParams(f"the answer cannot be read: {error}") from None
     return PrefillAnswer(fields, _identity(wire), _cached_tokens(answer.usage))
 

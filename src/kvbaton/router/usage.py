@@ -25,7 +25,7 @@ def finish_plain_answer(body: bytes, cached_tokens: int | None) -> bytes:
             if usage is not None:
                 fields["usage"] = usage
                 changed = True
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body  # not an object of ours to correct
     return msgspec.json.encode(fields) if changed else body
 
