@@ -33,6 +33,10 @@ PHASES: Final = {
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
+def _nothing() -> dict[str, Any]:
+    return {"handoffs": [], "unexpected": {}, "local": {}, "gauges": {}}
+
+
 class BatonStats(KVConnectorStats):
     """Observations of one interval; `data` is plain, because it crosses processes.
 
@@ -47,7 +51,7 @@ class BatonStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.data = BatonStats().data
+        self.data = _nothing()
 
     def aggregate(self, other: KVConnectorStats) -> "BatonStats":
         """Add another rank's, or another interval's."""
