@@ -114,7 +114,7 @@ def test_answer_becomes_pull_parameters_verbatim_and_push_parameters_without_blo
 
     assert pull == offered | {"transfer_id": "xfer-1", "transfer_mode": "pull"}
     del offered["remote_block_ids"]
-    assert push == offered | {"transfer_id": "xfer-1", "transfer_mode": "push", "epoch": 2}
+    assert push == offered | {"transfer_id": "xfer-1", "transfer_mode": "push", "transfer_epoch": 2}
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ async def test_restarted_prefill_is_noticed_and_decode_resent():  # case 7
         assert (first.params["remote_engine_id"], first.ended) == (old, "aborted")
         assert (second.params["remote_engine_id"], second.params["remote_port"]) == ("engine-new", 5999)
         assert second.params["transfer_id"] == first.params["transfer_id"]
-        assert second.params["epoch"] == 1
+        assert second.params["transfer_epoch"] == 1
         assert cluster.metric("identity_mismatches_total", engine=cluster.prefill[0].url) == 1
         answer = await cluster.complete()
         assert len(cluster.decode[0].seen) == 3

@@ -122,15 +122,16 @@ class HandoffAttempt:
         """Take the prefill leg's answer, and see to it that a decode leg runs with parameters that fit it."""
         self._answer = answer
         told = self._identity
-        if answer.identity is not None:
+        same = _same_producer(told, answer.identity)
+        if answer.identity is not None and (told is None or not same):
             self._identity = answer.identity
         if self._decode is None:
             if told is None and answer.identity is not None:
                 self._prefill_engine.learnt(answer.identity)
-            elif told is not None and not _same_producer(told, answer.identity):
+            elif not same:
                 self._note_mismatch(answer.identity)
             self._start_decode(serial_params(answer, self._mode(told), self._ids.transfer_id))
-        elif not _same_producer(told, answer.identity):
+        elif not same:
             # The decode leg waits at the wrong producer. It must be quiet before its successor starts: two
             # consumers of one transfer could both be written to.
             self._note_mismatch(answer.identity)

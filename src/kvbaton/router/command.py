@@ -1,8 +1,9 @@
 """The router's command line."""
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvbaton.base.errors import ConfigError
 from kvbaton.policy.view import ModePreference
@@ -83,12 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def config_from(args: argparse.Namespace) -> RouterConfig:
-    """Turn parsed arguments into settings.
+def config_from(args: argparse.Namespace, environment: Mapping[str, str]) -> RouterConfig:
+    """Turn parsed arguments into settings; the side channel's secret comes from KVBATON_SECRET, as the engines' does.
 
     Raises:
         ConfigError: an argument is missing or out of range.
     """
+    secret = environment.get("KVBATON_SECRET")
     return RouterConfig(
         prefill=tuple(parse_engine_url("--prefill", url) for url in args.prefill),
         decode=tuple(parse_engine_url("--decode", url) for url in args.decode),
@@ -97,6 +99,7 @@ def config_from(args: argparse.Namespace) -> RouterConfig:
         mode=ModePreference(args.mode),
         connector=ConnectorKind(args.connector),
         api_key=args.api_key,
+        secret=secret.encode() if secret else None,
         retries=args.retries,
         request_timeout_s=args.request_timeout,
         idle_timeout_s=args.idle_timeout,
@@ -111,7 +114,7 @@ def config_from(args: argparse.Namespace) -> RouterConfig:
 def run(args: argparse.Namespace) -> int:
     """Run a router until it is told to stop; returns the exit status."""
     try:
-        config = config_from(args)
+        config = config_from(args, os.environ)
     except ConfigError as error:
         sys.stderr.write(f"kvbaton router: {error}\n")
         return 2

@@ -1,6 +1,6 @@
 """The router's settings, checked once at start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import urlsplit
 
@@ -27,6 +27,7 @@ class RouterConfig:
         mode: transfer mode asked for.
         connector: what the engines load.
         api_key: sent to the engines where the client sent no authorization of its own.
+        secret: shared secret of the engines' side channel; needed to release what nobody fetches.
         retries: further attempts after a failed one, before any byte went to the client.
         request_timeout_s: from arrival to the first byte of the answer.
         idle_timeout_s: between two pieces of a streamed answer.
@@ -46,7 +47,8 @@ class RouterConfig:
     port: int = 8000
     mode: ModePreference = ModePreference.PUSH
     connector: ConnectorKind = ConnectorKind.AUTO
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    secret: bytes | None = field(default=None, repr=False)
     retries: int = 1
     request_timeout_s: float = 600.0
     idle_timeout_s: float = 300.0

@@ -24,6 +24,7 @@ class _Wire(msgspec.Struct):
     pp_size: int | None = None
     dcp_size: int | None = None
     transfer_mode: str | None = None
+    transfer_epoch: int | None = None
 
 
 class _Details(msgspec.Struct):
@@ -73,9 +74,7 @@ def prefill_params(transfer_id: TransferId) -> Fields:
     }
 
 
-def push_params(
-    identity: ProducerIdentity, transfer_id: TransferId, engine_request_id: RequestId, epoch: int = 0
-) -> Fields:
+def push_params(identity: ProducerIdentity, transfer_id: TransferId, engine_request_id: RequestId) -> Fields:
     """Parameters that tell a consumer where to register, before the producer has answered.
 
     Always the full set: a decode engine of upstream's dies on a missing key.
@@ -94,8 +93,6 @@ def push_params(
     }
     if identity.dcp_size != 1:
         fields["dcp_size"] = _raw(identity.dcp_size)
-    if epoch:
-        fields["epoch"] = _raw(epoch)
     return fields
 
 
@@ -108,7 +105,7 @@ def serial_params(
     if mode is TransferMode.PUSH:
         fields.pop("remote_block_ids", None)  # the producer writes; the consumer must not read by these
     if epoch:
-        fields["epoch"] = _raw(epoch)
+        fields["transfer_epoch"] = _raw(epoch)
     return fields
 
 
@@ -139,7 +136,8 @@ def _identity(wire: _Wire) -> ProducerIdentity | None:
         tp_size=wire.tp_size or 1,
         pp_size=wire.pp_size or 1,
         dcp_size=wire.dcp_size or 1,
-        only_mode=_mode(wire.transfer_mode),
+        # Upstream's connectors name the one mode they speak. Ours names its default; the epoch gives it away.
+        only_mode=_mode(wire.transfer_mode) if wire.transfer_epoch is None else None,
     )
 
 

@@ -7,6 +7,7 @@ import uvicorn
 from kvbaton.router.app import RouterApp
 from kvbaton.router.config import RouterConfig
 from kvbaton.router.release import Releaser
+from kvbaton.router.side_channel import SideChannelReleaser
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def make_server(app: RouterApp, log_level: str = "info") -> uvicorn.Server:
 def serve_forever(config: RouterConfig, log_level: str = "info", releaser: Releaser | None = None) -> int:
     """Run a router until a signal stops it; returns the exit status."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    server = make_server(RouterApp(config, releaser), log_level)
+    server = make_server(RouterApp(config, releaser or SideChannelReleaser(config.secret)), log_level)
     _log.info(
         "kvbaton router on http://%s:%d: %d prefill, %d decode, mode %s, connector %s",
         config.host,

@@ -345,6 +345,7 @@ class FakeEngine:
             case FakeConnector.NIXL_PUSH:
                 offer |= {"remote_block_ids": [[1, 2, 3]], "transfer_mode": "push"}
             case FakeConnector.KVBATON:
+                offer |= {"remote_block_ids": [], "transfer_mode": "push", "transfer_epoch": 0}
                 offer["transfer_id"] = seen.params["transfer_id"]
         return offer
 
