@@ -75,7 +75,7 @@ def test_a_frontier_that_shrinks_without_preemption_sends_nothing_twice() -> Non
     feed(machine, events.Frontier(32, False, (2,), b"", 40))
 
     assert feed(machine, PART) == []
-    assert feed(machine, ENDED) == [effects.PostWrite(1, (Span(0, 2, 3),), 2)]
+    assert feed(machine, ENDED) == [effects.PostWrite(1, (Span(0, 2, 3),), 2, 0, 1)]
 
 
 def test_a_handoff_of_no_blocks_is_sealed_at_zero_writes() -> None:

@@ -56,7 +56,9 @@ class Plan:
         return int(self.length.sum())
 
 
-def plan_transfer(local: Layout, remote: Layout, pairs: Sequence[BlockPairs]) -> Plan:
+def plan_transfer(
+    local: Layout, remote: Layout, pairs: Sequence[BlockPairs], regions: slice = slice(None)
+) -> Plan:
     """Map block pairs to the fewest byte ranges that move them.
 
     Pure geometry: nothing is posted, registered or locked. The layouts passed `require_same_shape`.
@@ -65,6 +67,7 @@ def plan_transfer(local: Layout, remote: Layout, pairs: Sequence[BlockPairs]) ->
         local: our layout.
         remote: the peer's layout.
         pairs: at most one entry per group; ids may be empty.
+        regions: which regions; all by default.
     Returns:
         Ranges in region order; within a region sorted by local id, neighbours contiguous on both sides merged. (Engines
         often hand out ids in descending order, so sorting is what makes runs merge.)
@@ -75,7 +78,7 @@ def plan_transfer(local: Layout, remote: Layout, pairs: Sequence[BlockPairs]) ->
     """
     by_group = {entry.group: _sorted_within(entry, local.num_blocks, remote.num_blocks) for entry in pairs}
     columns: list[tuple[Int64s, Int64s, Int64s]] = []
-    for ours, theirs in zip(local.regions, remote.regions, strict=True):
+    for ours, theirs in zip(local.regions[regions], remote.regions[regions], strict=True):
         entry = by_group.get(ours.group)
         if entry is None or not entry.local.shape[0]:
             continue

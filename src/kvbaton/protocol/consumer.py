@@ -111,6 +111,12 @@ class Consumer(Machine[ConsumerState]):
             self._total = event.total
         return self._advance(now)
 
+    def _count(self, event: events.TotalArrived, now: float) -> ConsumerState:
+        if self.mode is not Mode.PUSH or not self._plausible(-1, event.total):
+            return self._cancel(FailureReason.PROTOCOL, f"a total of {event.total} does not fit", now)
+        self._total = event.total
+        return self._advance(now)
+
     def _seal(self, event: events.SealedArrived, now: float) -> ConsumerState:
         if self.mode is not Mode.PUSH or not self._plausible(-1, event.total):
             return self._cancel(FailureReason.PROTOCOL, f"sealed at {event.total} does not fit", now)
@@ -301,6 +307,7 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
         for state in (ConsumerState.REGISTERED, ConsumerState.RECEIVING)
         for event, handler in (
             (events.WriteArrived, Consumer._write),
+            (events.TotalArrived, Consumer._count),
             (events.SealedArrived, Consumer._seal),
             (events.OfferArrived, Consumer._offer),
             (events.FailedArrived, Consumer._fence),
@@ -340,6 +347,7 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     (ConsumerState.CANCELLING, events.DeadlinePassed): Consumer._cancel_again,
     (ConsumerState.CANCELLING, events.Abort): Consumer._same,
     (ConsumerState.CANCELLING, events.WriteArrived): Consumer._same,
+    (ConsumerState.CANCELLING, events.TotalArrived): Consumer._same,
     (ConsumerState.CANCELLING, events.SealedArrived): Consumer._same,
     # State: QUARANTINED
     (ConsumerState.QUARANTINED, events.PeerReady): Consumer._spoke,
@@ -349,6 +357,7 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     (ConsumerState.QUARANTINED, events.PeerSilent): Consumer._same,
     (ConsumerState.QUARANTINED, events.Abort): Consumer._same,
     (ConsumerState.QUARANTINED, events.WriteArrived): Consumer._same,
+    (ConsumerState.QUARANTINED, events.TotalArrived): Consumer._same,
     (ConsumerState.QUARANTINED, events.SealedArrived): Consumer._same,
     # State: DRAINING
     (ConsumerState.DRAINING, events.ReadEnded): Consumer._drained,

@@ -79,11 +79,28 @@ class Fail(Effect):
 
 @dataclass(frozen=True, slots=True)
 class PostWrite(Effect):
-    """WRITE these spans; `total` is the number of transfers when this is known to be the last one."""
+    """WRITE these spans.
+
+    Attributes:
+        seq: counts from 0.
+        spans: which blocks.
+        total: number of transfers, when this is known to be the last one.
+        first_region: only regions from this one on.
+        end_region: only regions before this one.
+    """
 
     seq: int
     spans: tuple[Span, ...]
     total: int | None
+    first_region: int
+    end_region: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceTotal(Effect):
+    """Tell the consumer how many transfers there are; the last of them was posted before that was known."""
+
+    total: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,13 @@ class WriteArrived(_Remote):
 
 
 @dataclass(frozen=True, slots=True)
+class TotalArrived(_Remote):
+    """The producer says how many transfers there are; some may still be on their way."""
+
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class SealedArrived(_Remote):
     """The producer says how many transfers there were, all of them ended."""
 
@@ -126,6 +133,8 @@ class Frontier(Event):
         num_blocks: per group, how many blocks of the request the producer can name now.
         digest: of the prompt as the producer has it.
         num_tokens: of the whole prompt.
+        tail_regions: while the step that computes the last prompt token runs: in so many leading regions the whole
+            prompt is final already (the layer tail); 0 otherwise.
     """
 
     final_tokens: int
@@ -133,6 +142,7 @@ class Frontier(Event):
     num_blocks: tuple[int, ...]
     digest: bytes
     num_tokens: int
+    tail_regions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

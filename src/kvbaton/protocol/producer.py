@@ -61,12 +61,14 @@ class ProducerLimits:
         received_s: how long sent blocks wait for Received.
         max_in_flight: WRITEs posted at once.
         stream: whether blocks go out before the prefill has ended.
+        num_regions: regions of the layout, which the layer tail counts.
     """
 
     park_s: float
     received_s: float
     max_in_flight: int = 2
     stream: bool = True
+    num_regions: int = 1
 
 
 class Producer(Machine[ProducerState]):
@@ -84,6 +86,7 @@ class Producer(Machine[ProducerState]):
         self._deadline: float | None = now + limits.park_s
         self._frontier: events.Frontier | None = None
         self._sent = [span.start for span in wanted.spans]
+        self._tail = 0  # of all blocks from _sent on, so many leading regions were sent too
         self._posted = 0
         self._in_flight = 0
         self._announced = False
@@ -134,26 +137,51 @@ class Producer(Machine[ProducerState]):
             return ProducerState.SENDING
         if not producer_posts(self.wanted.mode):
             return self._offer(now) if frontier.ended else ProducerState.SENDING
-        spans = self._ready(frontier)
+        spans, first, end = self._next(frontier)
         if spans and self._in_flight < self._limits.max_in_flight:
-            for span in spans:
-                self._sent[span.group] = span.end
-            self._posted += 1
-            self._in_flight += 1
-            self._announced = frontier.ended
-            total = self._posted if frontier.ended else None
-            self._emit(effects.PostWrite(self._posted - 1, spans, total))
-        elif frontier.ended and not spans and not self._in_flight:
-            return self._seal(now)
+            self._post(frontier, spans, first, end)
+        elif frontier.ended and not spans:
+            if not self._in_flight:
+                return self._seal(now)
+            if not self._announced:
+                self._announced = True
+                self._emit(effects.AnnounceTotal(self._posted))
         return ProducerState.SENDING
 
-    def _ready(self, frontier: events.Frontier) -> tuple[Span, ...]:
-        """What is final, wanted and not yet sent."""
+    def _next(self, frontier: events.Frontier) -> tuple[tuple[Span, ...], int, int]:
+        """What goes into the next WRITE: spans and a range of regions.
+
+        Whole blocks first. Once regions of the tail were sent, only further regions of the same blocks follow; when the
+        prefill has ended the rest of them does, whatever the layer hooks reported or missed.
+        """
+        num_regions = self._limits.num_regions
+        if self._tail == 0 and (spans := self._spans(frontier, whole=True)):
+            return spans, 0, num_regions
+        end = num_regions if frontier.ended else min(frontier.tail_regions, num_regions)
+        if end > self._tail:
+            return self._spans(frontier, whole=False), self._tail, end
+        return (), 0, 0
+
+    def _post(self, frontier: events.Frontier, spans: tuple[Span, ...], first: int, end: int) -> None:
+        if first == 0 and end == self._limits.num_regions:
+            for span in spans:
+                self._sent[span.group] = span.end
+        else:
+            self._tail = end
+        self._posted += 1
+        self._in_flight += 1
+        self._announced = frontier.ended
+        total = self._posted if frontier.ended else None
+        self._emit(effects.PostWrite(self._posted - 1, spans, total, first, end))
+
+    def _spans(self, frontier: events.Frontier, *, whole: bool) -> tuple[Span, ...]:
+        """Wanted blocks not sent yet: those final in all regions, or all of them (the tail)."""
         spans = []
         for group, span, sent, known in zip(
             self._groups, self.wanted.spans, self._sent, frontier.num_blocks, strict=True
         ):
-            final = num_final_blocks(group, frontier.final_tokens, ended=frontier.ended)
+            ended = frontier.ended or not whole
+            final = num_final_blocks(group, frontier.final_tokens, ended=ended)
             end = min(span.end, known if final is None else min(final, known))
             if end > sent:
                 spans.append(Span(span.group, sent, end))
@@ -184,6 +212,7 @@ class Producer(Machine[ProducerState]):
         Invariant: the shell lets the scheduler reuse the blocks only when no WRITE is in flight.
         """
         self._frontier = None
+        self._tail = 0  # the tail's blocks are sent again in full, so that all layers of a block come from one computation
         return ProducerState.SENDING
 
     def _preempted_sealed(self, event: events.Preempted, now: float) -> ProducerState:

@@ -78,6 +78,22 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillTail:
+    """While the step that computes a prompt's last tokens runs: in how many leading regions the whole prompt is final.
+
+    Attributes:
+        request_id: the prefilling request.
+        num_regions: regions of the layout, in its order; counts up during the step.
+        groups: blocks that became part of the request with this step, in the first of these commands only; the
+            PrefillProgress that ends the step then lists none.
+    """
+
+    request_id: RequestId
+    num_regions: int
+    groups: tuple[GroupBlocks, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillFinished:
     """The scheduler finished the request and keeps its blocks until Results.sent names it."""
 
@@ -112,6 +128,7 @@ Command = (
     | DeclineTransfer
     | PrefillStarted
     | PrefillProgress
+    | PrefillTail
     | PrefillFinished
     | PrefillAborted
     | PrefillPreempted

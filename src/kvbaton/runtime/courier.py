@@ -281,6 +281,8 @@ class Courier:
                 self.outbound.started(item)
             case c.PrefillProgress():
                 self.outbound.progressed(item)
+            case c.PrefillTail():
+                self.outbound.tail(item)
             case c.PrefillFinished():
                 self.outbound.finished(item)
             case c.PrefillAborted():

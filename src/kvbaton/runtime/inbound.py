@@ -164,6 +164,8 @@ class Inbound:
                 intake = self._find(link, message.key, "Progress")
                 if intake is not None:
                     intake.announced = max(intake.announced, message.posted)
+                    if message.total is not None:
+                        self.feed(intake, events.TotalArrived(message.total))
                 return True
             case m.Sealed():
                 event = events.SealedArrived(message.total, message.checksums)
@@ -343,6 +345,7 @@ class Inbound:
             commit_s=now - (times.last or now),
             tail_s=0.0,
             streamed_bytes=0,
+            tail_transfers=0,
         )
 
 

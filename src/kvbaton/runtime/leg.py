@@ -82,6 +82,7 @@ class _Tally:
     descriptors: int = 0
     bytes: int = 0
     streamed_bytes: int = 0
+    tail_transfers: int = 0
 
 
 class Leg:
@@ -116,7 +117,13 @@ class Leg:
             num_tokens=registration.num_tokens,
             digest=registration.digest,
         )
-        limits = ProducerLimits(config.park_s, config.lease_s, config.max_in_flight, config.stream)
+        limits = ProducerLimits(
+            park_s=config.park_s,
+            received_s=config.lease_s,
+            max_in_flight=config.max_in_flight,
+            stream=config.stream,
+            num_regions=len(host.layout.regions),
+        )
         self.producer = Producer(wanted, host.layout.groups, limits, now)
         self._drive: Drive[ProducerState] = Drive(self.producer, self._perform, host.now)
 
@@ -155,6 +162,8 @@ class Leg:
         match effect:
             case effects.PostWrite():
                 self._write(effect)
+            case effects.AnnounceTotal():
+                self.link.send(m.Progress(key, effect.total, effect.total))
             case effects.Seal():
                 self._tally.last = self._tally.last or self._host.now()
                 self.link.send(m.Sealed(key, effect.total, self._checksums()))
@@ -184,7 +193,10 @@ class Leg:
         ended = partial(self._write_ended, effect.seq)
         try:
             plan = plan_transfer(
-                self._host.layout, self.link.layout, [self._pairs(span) for span in effect.spans]
+                self._host.layout,
+                self.link.layout,
+                [self._pairs(span) for span in effect.spans],
+                slice(effect.first_region, effect.end_region),
             )
         except KvbatonError as error:
             ended(False, str(error))
@@ -194,7 +206,9 @@ class Leg:
         tally.bytes += plan.num_bytes
         if self._source.ended_at is None:
             tally.streamed_bytes += plan.num_bytes
-        self.link.send(m.Progress(key, effect.seq + 1))
+        if effect.end_region - effect.first_region < len(self._host.layout.regions):
+            tally.tail_transfers += 1
+        self.link.send(m.Progress(key, effect.seq + 1, effect.total))
         notification = m.encode(m.Written(key, effect.seq, effect.total))
         self._host.post(Operation.WRITE, self.link, plan, notification, ended)
         tally.post_s += self._host.now() - started
@@ -241,4 +255,5 @@ class Leg:
             commit_s=now - last,
             tail_s=max(0.0, last - ended) if ended is not None else 0.0,
             streamed_bytes=tally.streamed_bytes,
+            tail_transfers=tally.tail_transfers,
         )

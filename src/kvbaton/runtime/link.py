@@ -4,10 +4,9 @@ import logging
 import selectors
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvbaton.base.errors import IncompatiblePeer, RemoteProtocolError, TransportError
-from kvbaton.base.ids import AgentName
 from kvbaton.kv.layout import Layout
 from kvbaton.protocol import peer as p
 from kvbaton.protocol.machine import Effect, Event
@@ -24,6 +23,9 @@ from kvbaton.wire.messages import (
     Pong,
     Release,
 )
+
+if TYPE_CHECKING:
+    from kvbaton.base.ids import AgentName
 
 _log = logging.getLogger(__name__)
 

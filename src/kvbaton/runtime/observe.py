@@ -33,6 +33,7 @@ class HandoffRecord:
         commit_s: from the last end to Received or Commit.
         tail_s: producer: from the end of the prefill to the last end.
         streamed_bytes: producer: posted before the prefill had ended.
+        tail_transfers: producer: transfers that carried only some layers.
     """
 
     transfer_id: str
@@ -52,6 +53,7 @@ class HandoffRecord:
     commit_s: float
     tail_s: float
     streamed_bytes: int
+    tail_transfers: int
 
 
 class Observations(TypedDict):
@@ -87,6 +89,8 @@ HANDOFF_COLUMNS = (
     "wire_s",
     "commit_s",
     "tail_s",
+    "streamed_bytes",
+    "tail_transfers",
 )
 
 

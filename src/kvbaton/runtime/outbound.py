@@ -20,6 +20,7 @@ from kvbaton.runtime.commands import (
     PrefillPreempted,
     PrefillProgress,
     PrefillStarted,
+    PrefillTail,
 )
 from kvbaton.runtime.drive import Drive
 from kvbaton.runtime.handoffs import HandoffHost
@@ -133,22 +134,40 @@ class Outbound:
         job = self._by_request.get(command.request_id)
         if job is None:
             return
-        for index, group in enumerate(command.groups):
-            table = job.tables[index]
-            if group.ids.size and group.first != table.end:
-                raise RemoteProtocolError(
-                    f"group {index} of {command.request_id}: blocks continue at {group.first}, {table.end} are known"
-                )
-            if group.ids.size:
-                job.tables[index] = GroupBlocks(0, np.concatenate((table.ids, group.ids)))
+        self._extend(job, command.groups)
         if command.ended and job.ended_at is None:
             job.ended_at = self._host.now()
+        self._move_frontier(job, command.final_tokens, ended=command.ended, tail_regions=0)
+
+    def tail(self, command: PrefillTail) -> None:
+        """More layers of the last tokens are final."""
+        job = self._by_request.get(command.request_id)
+        if job is None:
+            return
+        self._extend(job, command.groups)
+        if job.ended_at is None:
+            final = 0 if job.frontier is None else job.frontier.final_tokens
+            self._move_frontier(job, final, ended=False, tail_regions=command.num_regions)
+
+    def _extend(self, job: Job, groups: tuple[GroupBlocks, ...]) -> None:
+        for index, group in enumerate(groups):
+            table = job.tables[index]
+            if not group.ids.size:
+                continue
+            if group.first != table.end:
+                raise RemoteProtocolError(
+                    f"group {index} of {job.request_id}: blocks continue at {group.first}, {table.end} are known"
+                )
+            job.tables[index] = GroupBlocks(0, np.concatenate((table.ids, group.ids)))
+
+    def _move_frontier(self, job: Job, final_tokens: int, *, ended: bool, tail_regions: int) -> None:
         job.frontier = events.Frontier(
-            final_tokens=command.final_tokens,
-            ended=command.ended,
+            final_tokens=final_tokens,
+            ended=ended,
             num_blocks=tuple(table.end for table in job.tables),
             digest=job.digest,
             num_tokens=job.num_tokens,
+            tail_regions=tail_regions,
         )
         for leg in list(job.legs):
             leg.feed(job.frontier)

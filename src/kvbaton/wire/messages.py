@@ -168,10 +168,11 @@ class Register(Message, frozen=True, tag="register"):
 
 
 class Progress(Message, frozen=True, tag="progress"):
-    """Producer: `posted` transfers are on their way; look for their notifications now."""
+    """Producer: `posted` transfers are on their way; look for their notifications now. `total` once it is known."""
 
     key: Key
     posted: Count
+    total: Count | None = None
 
 
 class Sealed(Message, frozen=True, tag="sealed"):
