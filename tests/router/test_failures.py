@@ -452,3 +452,30 @@ async def test_broken_client_upload_is_no_request():
 
         assert (await cluster.complete()).status == 200
         assert len(cluster.prefill[0].seen) == 1
+
+
+async def test_engine_that_misses_one_check_stays_and_is_taken_out_when_silent_for_long():  # case 29
+    async with run_cluster(check_timeout_s=0.1, health_interval_s=0.02) as cluster:
+        decode = cluster.decode[0]
+        decode.silent = True
+        seen = decode.health_checks
+        await decode.wait_until(lambda e: e.health_checks > seen + 1)
+        assert (await cluster.complete()).status == 200
+        await decode.wait_until(lambda e: e.health_checks > seen + 5)
+        assert (await cluster.get("/ready")).status == 503
+
+        decode.silent = False
+        async with asyncio.timeout(TIMEOUT_S):
+            await cluster.app.wait_settled()
+        assert (await cluster.complete()).status == 200
+
+
+async def test_unhealthy_engine_is_taken_out():
+    async with run_cluster(decode=2, health_interval_s=0.02) as cluster:
+        sick = cluster.decode[0]
+        sick.healthy = False
+        seen = sick.health_checks
+        await sick.wait_until(lambda e: e.health_checks > seen + 2)
+        answers = [await cluster.complete() for _ in range(4)]
+
+        assert {answer.headers["x-kvbaton-decode"] for answer in answers} == {cluster.decode[1].url}

@@ -33,6 +33,7 @@ class RouterConfig:
         idle_timeout_s: between two pieces of a streamed answer.
         connect_timeout_s: to open a connection to an engine.
         health_interval_s: between two checks of an engine that is up.
+        check_timeout_s: for the answer to a check.
         backoff_s: first wait after a failed check; doubles up to `max_backoff_s`.
         max_backoff_s: longest wait between two checks of an engine that is down.
         max_body_bytes: largest request accepted.
@@ -54,6 +55,7 @@ class RouterConfig:
     idle_timeout_s: float = 300.0
     connect_timeout_s: float = 5.0
     health_interval_s: float = 5.0
+    check_timeout_s: float = 10.0
     backoff_s: float = 0.25
     max_backoff_s: float = 5.0
     max_body_bytes: int = 64 * 2**20
@@ -87,6 +89,7 @@ class RouterConfig:
             ("--idle-timeout", self.idle_timeout_s),
             ("--connect-timeout", self.connect_timeout_s),
             ("--health-interval", self.health_interval_s),
+            ("check_timeout_s", self.check_timeout_s),
             ("backoff_s", self.backoff_s),
             ("max_backoff_s", self.max_backoff_s),
             ("--max-body-bytes", self.max_body_bytes),

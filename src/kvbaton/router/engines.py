@@ -26,6 +26,7 @@ class Engine:
         self.up = False
         self.identity: ProducerIdentity | None = None
         self.several_producers = False
+        self.silent_checks = 0
         self.queued_tokens = 0
         self.running_requests = 0
         self.check_wanted = asyncio.Event()

@@ -12,9 +12,11 @@ from kvbaton.router.identity import IdentityUnknown, Learnt, learn_identity
 from kvbaton.router.metrics import Metrics
 from kvbaton.router.upstream import ConnectionFailed, Upstream, read_all
 
-CHECK_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 120.0
 """The first request an engine ever serves may compile kernels for a minute."""
+
+SILENT_CHECKS = 3
+"""So many unanswered checks in a row take an engine out; a busy one may well miss one or two."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +62,11 @@ class Monitor:
         backoff_s = self._config.backoff_s
         while True:
             engine.check_wanted.clear()
-            settled = await self._check(engine)
+            try:
+                settled = await self._check(engine)
+            except Exception:  # noqa: BLE001 - the owner loop of an engine: without it nobody would ever look again
+                _log.exception("checking %r failed", engine)
+                settled = False
             async with self._changed:
                 self._changed.notify_all()
             if settled:
@@ -73,13 +79,7 @@ class Monitor:
 
     async def _check(self, engine: Engine) -> bool:
         """Check one engine once; returns whether nothing is left to find out about it."""
-        try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                healthy = await self._is_healthy(engine)
-        except (ConnectionFailed, TimeoutError) as error:
-            healthy = False
-            _log.debug("%r: %s", engine, error)
-        if not healthy:
+        if not await self._is_healthy(engine):
             if engine.up:
                 _log.warning("%s engine %s is down", engine.role, engine.name)
             engine.up = False
@@ -91,6 +91,20 @@ class Monitor:
         return engine.role is Role.DECODE or engine.identity is not None or await self._identify(engine)
 
     async def _is_healthy(self, engine: Engine) -> bool:
+        try:
+            async with asyncio.timeout(self._config.check_timeout_s):
+                healthy = await self._ask_health(engine)
+        except TimeoutError:
+            engine.silent_checks += 1
+            _log.warning("%s engine %s did not answer a health check", engine.role, engine.name)
+            return engine.up and engine.silent_checks < SILENT_CHECKS
+        except ConnectionFailed as error:
+            _log.debug("%r: %s", engine, error)
+            healthy = False
+        engine.silent_checks = 0
+        return healthy
+
+    async def _ask_health(self, engine: Engine) -> bool:
         headers = ClientHeaders((), None).for_passing_on(self._config.api_key)
         response = await self._upstream.send(engine, "GET", "/health", headers, None)
         try:

@@ -138,6 +138,8 @@ class FakeEngine:
         self.engine_id = f"engine-{secrets.token_hex(4)}"
         self.side_channel = ("127.0.0.1", 5600)
         self.healthy = True
+        self.silent = False
+        self.health_checks = 0
         self.cached_tokens = 0
         self.api_key: str | None = None
         self.seen: list[Seen] = []
@@ -224,6 +226,10 @@ class FakeEngine:
             await self.stop()
 
     async def _health(self, _request: web.Request) -> web.Response:
+        self.health_checks += 1
+        self._notify()
+        if self.silent:
+            await asyncio.Event().wait()
         return web.Response(status=200 if self.healthy else 503)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
