@@ -1,12 +1,12 @@
 """A handoff that goes well moves exactly the right bytes and tells each side exactly once, whatever its shape."""
 
 import pytest
-from runtime.conftest import World
 
 from kvbaton.kv.layout import GroupKind
 from kvbaton.protocol.mode import Mode
 from kvbaton.testing.rig import MiniEngine, Shape
 from kvbaton.transport.faults import Corrupt
+from runtime.world import World
 
 MODES = [Mode.PUSH, Mode.PULL]
 

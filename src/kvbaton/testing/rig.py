@@ -142,7 +142,7 @@ class MiniEngine:
         """CRC-32 of every block and region, as the courier wants it."""
         size = self.shape.block_bytes
         return b"".join(
-            zlib.crc32(memory[i * size : (i + 1) * size]).to_bytes(4, "little")
+            zlib.crc32(memory[i * size : (i + 1) * size].tobytes()).to_bytes(4, "little")
             for i in ids.tolist()
             for memory in self.memory[group]
         )
