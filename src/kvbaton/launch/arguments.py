@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-timeout-s",
         type=float,
         metavar="SECONDS",
-        help="give up on a boot after this long (default: 300)",
+        help="give up on a boot after this long (default: 600)",
     )
 
 

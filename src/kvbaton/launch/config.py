@@ -65,7 +65,7 @@ class UpConfig:
     engine_port: int = 0
     ucx_tls: str | None = None
     log_dir: Path | None = None
-    ready_timeout_s: float = 300.0
+    ready_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         """Refuse what no engine could run with."""
