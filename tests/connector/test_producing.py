@@ -1,0 +1,195 @@
+from types import SimpleNamespace
+
+import pytest
+
+from connector.stand_ins import ATTENTION, BLOCK_TOKENS, PRODUCE, ended, request, scheduler, step
+from kvbaton.connector.groups import NO_BLOCK, CacheGroup
+from kvbaton.kv.layout import GroupKind
+from kvbaton.runtime.commands import PrefillAborted, PrefillFinished, PrefillPreempted, PrefillStarted
+
+WINDOW = CacheGroup(1, GroupKind.ATTENTION, BLOCK_TOKENS, window_tokens=5)
+STATE = CacheGroup(0, GroupKind.STATE, 1024)
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.blocks = [SimpleNamespace(block_id=index, users=0) for index in range(64)]
+
+    def touch(self, blocks) -> None:
+        for block in blocks:
+            block.users += 1
+
+    def free_blocks(self, blocks) -> None:
+        for block in blocks:
+            block.users -= 1
+
+    @property
+    def used(self) -> list[int]:
+        return [block.block_id for block in self.blocks if block.users]
+
+
+def run(half, entry, output):
+    """One step, as vLLM does it: the counter moves after the connector was asked."""
+    metadata = half.build(output)
+    entry.num_computed_tokens += output.num_scheduled_tokens.get(entry.request_id, 0)
+    return metadata
+
+
+def blocks(progress):
+    return [(group.first, group.ids.tolist()) for group in progress.groups]
+
+
+def test_producer_reports_every_chunk_after_its_own_forward_and_each_block_once():
+    half, entry = scheduler(), request(num_tokens=10, params=PRODUCE)
+    half.on_new_request(entry)
+
+    one = run(half, entry, step(new={"r": [[5]]}, tokens={"r": 4}))
+    two = run(half, entry, step(cached={"r": [[6]]}, tokens={"r": 4}))
+    three = run(half, entry, step(cached={"r": [[7]]}, tokens={"r": 2}))
+    four = run(half, entry, step(cached={"r": None}, tokens={"r": 1}))
+
+    assert isinstance(one.before[0], PrefillStarted)
+    assert [m.after[0].final_tokens for m in (one, two, three)] == [4, 8, 10]
+    assert [m.after[0].ended for m in (one, two, three)] == [False, False, True]
+    assert [blocks(m.after[0]) for m in (one, two, three)] == [[(0, [5])], [(1, [6])], [(2, [7])]]
+    assert four.after == ()
+
+
+def test_producer_with_cached_blocks_reports_them_with_the_first_chunk():
+    half, entry = scheduler(), request(num_tokens=10, params=PRODUCE, num_computed_tokens=8)
+    half.on_new_request(entry)
+
+    (progress,) = run(half, entry, step(new={"r": [[5, 6, 7]]}, tokens={"r": 2})).after
+
+    assert (progress.final_tokens, progress.ended, blocks(progress)) == (10, True, [(0, [5, 6, 7])])
+
+
+@pytest.mark.parametrize("how", ["FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"])
+def test_producer_that_ended_well_keeps_its_blocks_and_answers(how: str):
+    half, entry = scheduler(), request(params=PRODUCE)
+    half.on_new_request(entry)
+    run(half, entry, step(new={"r": [[1, 2, 3]]}, tokens={"r": 10}))
+
+    kept, params = half.finished(ended(entry, how), [[1, 2, 3]])
+
+    assert kept
+    assert params is not None
+    assert (params["transfer_id"], params["remote_host"], params["remote_port"]) == ("t-1", "10.0.0.9", 5601)
+    assert half.build(step()).before == (PrefillFinished("r"),)
+
+
+@pytest.mark.parametrize("computed", [4, 10])
+def test_producer_aborted_while_running_keeps_its_blocks_but_answers_nothing(computed: int):
+    half, entry = scheduler(), request(params=PRODUCE)
+    half.on_new_request(entry)
+    run(half, entry, step(new={"r": [[1, 2, 3]]}, tokens={"r": computed}))
+
+    assert half.finished(ended(entry, "FINISHED_ABORTED"), [[1, 2, 3]]) == (True, None)
+    (aborted,) = half.build(step()).before
+    assert isinstance(aborted, PrefillAborted)
+    assert aborted.held
+
+
+def test_producer_aborted_in_the_queue_keeps_nothing():
+    half, entry = scheduler(), request(params=PRODUCE)
+    half.on_new_request(entry)
+
+    assert half.finished(ended(entry, "FINISHED_ABORTED"), [[]]) == (False, None)
+    started, aborted = half.build(step()).before
+    assert isinstance(started, PrefillStarted)
+    assert aborted == PrefillAborted("r", started.key, held=False)
+
+
+def test_producer_preempted_in_its_last_chunk_starts_its_table_again():
+    half, entry = scheduler(), request(num_tokens=10, params=PRODUCE)
+    half.on_new_request(entry)
+    run(half, entry, step(new={"r": [[1, 2, 3]]}, tokens={"r": 10}))
+    entry.num_computed_tokens = 0
+
+    lost = run(half, entry, step(preempted={"r"}))
+    again = run(half, entry, step(new={"r": [[7, 8, 9]]}, tokens={"r": 10}))
+
+    assert lost.preempted == ("r",)
+    assert lost.before == (PrefillPreempted("r"),)
+    assert (again.after[0].ended, blocks(again.after[0])) == (True, [(0, [7, 8, 9])])
+
+
+def test_producer_preempted_and_resumed_as_a_cached_request_starts_its_table_again():
+    half, entry = scheduler(), request(num_tokens=10, params=PRODUCE)
+    half.on_new_request(entry)
+    run(half, entry, step(new={"r": [[1]]}, tokens={"r": 4}))
+    entry.num_computed_tokens = 0
+
+    metadata = run(half, entry, step(cached={"r": [[7, 8]]}, tokens={"r": 8}, resumed={"r"}, preempted={"r"}))
+
+    assert blocks(metadata.after[0]) == [(0, [7, 8])]
+
+
+def test_producer_without_params_is_nobodys_business():
+    half, entry = scheduler(), request()
+    half.on_new_request(entry)
+
+    metadata = run(half, entry, step(new={"r": [[1, 2, 3]]}, tokens={"r": 10}))
+
+    assert (metadata.before, metadata.after) == ((), ())
+    assert half.finished(ended(entry), [[1, 2, 3]]) == (False, None)
+    assert half.take_stats().data["local"] == {"no_params": 1}
+
+
+def test_producer_with_several_choices_hands_off_the_first_only():
+    half = scheduler()
+    half.on_new_request(request("0_x", params=PRODUCE))
+    half.on_new_request(request("1_x", params=PRODUCE))
+
+    assert [command.request_id for command in half.build(step()).before] == ["0_x"]
+
+
+def test_producer_of_a_sliding_window_names_no_block_that_the_window_leaves():
+    half, entry = scheduler(ATTENTION, WINDOW), request(num_tokens=12, params=PRODUCE)
+    half.on_new_request(entry)
+
+    (progress,) = run(half, entry, step(new={"r": [[1, 2, 3], [4, 5, 6]]}, tokens={"r": 12})).after
+
+    assert blocks(progress) == [(0, [1, 2, 3]), (0, [NO_BLOCK, 5, 6])]
+
+
+@pytest.mark.parametrize("end", ["sent", "preempted", "aborted_early"])
+def test_producer_of_a_sliding_window_holds_its_last_blocks_until_they_are_sent(end: str):
+    half, entry, pool = scheduler(ATTENTION, WINDOW), request(num_tokens=12, params=PRODUCE), Pool()
+    half.producing.holder.bind(pool)
+    half.on_new_request(entry)
+    run(half, entry, step(new={"r": [[1, 2, 3], [4, 5, 6]]}, tokens={"r": 12}))
+
+    assert pool.used == [5, 6]
+    if end == "preempted":
+        half.build(step(preempted={"r"}))
+    elif end == "aborted_early":
+        half.finished(ended(entry, "FINISHED_ABORTED"), [[], []])
+    else:
+        half.finished(ended(entry), [[1, 2, 3], [0, 0, 6]])
+        assert pool.used == [5, 6]
+        half.reported({"r"}, ())
+    assert pool.used == []
+
+
+def test_producer_of_recurrent_state_leaves_the_last_token_to_the_consumer():
+    half, entry = scheduler(STATE), request(num_tokens=10, params=PRODUCE)
+    half.on_new_request(entry)
+
+    metadata = run(half, entry, step(new={"r": [[1]]}, tokens={"r": 9}))
+
+    assert metadata.before[0].num_tokens == 10
+    assert metadata.after[0].ended
+    assert (entry.num_prompt_tokens, len(entry.prompt_token_ids), entry.max_tokens) == (9, 9, 1)
+
+
+def test_producer_gauge_counts_what_waits_to_be_sent():
+    half, entry = scheduler(), request(params=PRODUCE)
+    half.on_new_request(entry)
+    run(half, entry, step(new={"r": [[1, 2, 3]]}, tokens={"r": 10}))
+    half.finished(ended(entry), [[1, 2, 3]])
+
+    assert half.take_stats().data["gauges"]["scheduler"]["held_prefills"] == 1
+    half.reported({"r"}, ())
+    assert half.take_stats().data["gauges"]["scheduler"]["held_prefills"] == 0
+    assert half.take_stats() is None
