@@ -89,9 +89,9 @@ class Channel:
         """Our address on this connection."""
         return str(self._socket.getsockname()[0]) if self._socket else ""
 
-    def trust(self) -> None:
-        """The peer is known: allow full-sized messages."""
-        self._deframer.max_bytes = MAX_FRAME_BYTES
+    def allow(self, max_bytes: int) -> None:
+        """Accept messages up to this size, now that more is known of the peer."""
+        self._deframer.max_bytes = max_bytes
 
     def send(self, message: AnyMessage) -> None:
         """Queue a message and send what the socket takes now; a dead channel drops it."""

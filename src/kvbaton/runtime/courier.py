@@ -8,7 +8,6 @@ incoming data nor outgoing notifications advance by themselves.
 import logging
 import os
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,17 +16,15 @@ from kvbaton.base.errors import TransportError
 from kvbaton.base.ids import EngineAddress, Rank, RequestId
 from kvbaton.kv.layout import Layout
 from kvbaton.kv.plan import Plan
-from kvbaton.protocol import events
-from kvbaton.protocol import peer as p
-from kvbaton.protocol.machine import Effect, Event
+from kvbaton.protocol.machine import Effect
 from kvbaton.runtime import commands as c
 from kvbaton.runtime.channel import Acceptor, listen
 from kvbaton.runtime.config import CourierConfig
-from kvbaton.runtime.dial import DialledLink
 from kvbaton.runtime.flights import Ended, Flights
 from kvbaton.runtime.handoffs import Checksum
 from kvbaton.runtime.inbound import Inbound
-from kvbaton.runtime.link import AcceptedLink, Link
+from kvbaton.runtime.link import Link
+from kvbaton.runtime.links import Links
 from kvbaton.runtime.mailbox import Inbox, Item, Outbox
 from kvbaton.runtime.observe import Observations, Observer
 from kvbaton.runtime.outbound import Outbound
@@ -86,9 +83,7 @@ class Courier:
             int(self._sock.getsockname()[1]),
             self._boot_epoch,
         )
-        self._dialled: dict[tuple[EngineAddress, Rank], DialledLink] = {}
-        self._accepted: set[AcceptedLink] = set()
-        self._draining: dict[Link, float] = {}
+        self.links = Links(self, rank)
         self._flights = Flights(transport)
         self._poll_s = config.poll_min_s
         self._inbox = Inbox()
@@ -219,12 +214,12 @@ class Courier:
             fingerprint=fingerprint,
         )
         self.selector.register(self._inbox.socket, selectors.EVENT_READ, lambda _mask: self._inbox.awake())
-        self._acceptor = Acceptor(self.selector, self._sock, self._accept)
+        self._acceptor = Acceptor(self.selector, self._sock, self.links.accept)
 
     def _turn(self) -> None:
         """One round: sleep or poll, sockets, commands, transport, deadlines."""
         moving = (
-            bool(self._flights) or bool(self._draining) or self.inbound.expects_data or self.outbound.is_read
+            bool(self._flights) or self.links.draining or self.inbound.expects_data or self.outbound.is_read
         )
         for key, mask in self._select(moving):
             key.data(mask)
@@ -258,8 +253,7 @@ class Courier:
         return ready
 
     def _sleep_s(self) -> float:
-        deadlines = [self.inbound.next_deadline(), self.outbound.next_deadline()]
-        deadlines += [link.peer.next_deadline() for link in self._links()]
+        deadlines = [part.next_deadline() for part in (self.inbound, self.outbound, self.links)]
         soonest = min((each for each in deadlines if each is not None), default=None)
         return _MAX_SLEEP_S if soonest is None else min(max(0.0, soonest - self.now()), _MAX_SLEEP_S)
 
@@ -307,14 +301,7 @@ class Courier:
         now = self.now()
         self.inbound.tick(now)
         self.outbound.tick(now)
-        for link in self._links():
-            deadline = link.peer.next_deadline()
-            if deadline is not None and deadline <= now:
-                link.feed(p.Tick())
-        for link, until in list(self._draining.items()):
-            if until <= now:
-                del self._draining[link]
-                self._bury(link)
+        self.links.tick(now)
 
     def _finish(self) -> None:
         """Wait for our WRITEs, say goodbye, free everything."""
@@ -324,8 +311,7 @@ class Courier:
         while self._flights and self.now() < until:
             time.sleep(self.config.poll_min_s)  # noqa: TID251  # as in _select
             self._poll_transport()
-        for link in self._links():
-            link.close()
+        self.links.close()
         self.transport.close()
         self.selector.close()
         self._inbox.close()
@@ -333,74 +319,20 @@ class Courier:
 
     # --- for links ----------------------------------------------------------------------------------------------------
 
-    def _links(self) -> list[Link]:
-        return [*self._dialled.values(), *self._accepted]
-
-    def _accept(self, sock: socket.socket) -> None:
-        try:
-            self._accepted.add(AcceptedLink(self, sock, self._accepted.discard))
-        except OSError:  # gone before we could greet it
-            sock.close()
-
-    def dialled(self, address: EngineAddress) -> Link:
-        """Our counterpart rank of another engine."""
-        rank = self._about[1]
-        link = self._dialled.get((address, rank))
-        if link is None:
-            link = self._dialled[(address, rank)] = DialledLink(self, address, rank)
-        return link
-
     def on_link_message(self, link: Link, message: AnyMessage) -> None:
         """Whoever has a use for it."""
         if not (self.inbound.on_message(link, message) or self.outbound.on_message(link, message)):
             self.observer.unexpected(f"{type(message).__name__} from a peer")
 
     def on_link_announcement(self, link: Link, announcement: Effect) -> None:
-        """Tell the handoffs."""
-        match announcement:
-            case p.AnnounceReady():
-                self._tell(link, events.PeerReady())
-            case p.AnnounceUnreachable():
-                self._tell(link, events.PeerUnreachable(announcement.reason, announcement.detail))
-                self._drop_if_unused(link)
-            case p.AnnounceSilent():
-                _log.warning("%s is silent", link.name)
-                self._tell(link, events.PeerSilent())
-            case p.AnnounceDead():
-                # bytes it had sent may still be in our kernel's buffers: receive them before blocks are given back
-                self._draining[link] = self.now() + self.config.dead_drain_s
-                if link.accepted:
-                    self._draining[link] = self.now()
-
-    def _tell(self, link: Link, event: Event) -> None:
-        if link.accepted:
-            if not isinstance(event, events.PeerReady):
-                self.outbound.on_peer(link, event)
-        else:
-            self.inbound.on_peer(link, event)
-
-    def _bury(self, link: Link) -> None:
-        """A dead peer: end its handoffs, forget it."""
-        _log.warning("%s is gone", link.name)
-        self._tell(link, events.PeerDead())
-        link.close()
-        self._forget(link)
-        if link.agent is not None and not any(other.agent == link.agent for other in self._links()):
-            self.transport.disconnect(link.agent)
-
-    def _drop_if_unused(self, link: Link) -> None:
-        """Nobody needs an engine that could not be reached; the next request dials afresh."""
-        if not self.inbound.uses(link):
-            link.close()
-            self._forget(link)
-
-    def _forget(self, link: Link) -> None:
-        if isinstance(link, DialledLink):
-            self._dialled.pop((link.address, link.rank), None)
-        elif isinstance(link, AcceptedLink):
-            self._accepted.discard(link)
+        """The peer's state changed."""
+        self.links.announce(link, announcement)
 
     # --- for handoffs -------------------------------------------------------------------------------------------------
+
+    def dialled(self, address: EngineAddress) -> Link:
+        """Our counterpart rank of another engine."""
+        return self.links.dialled(address)
 
     def post(self, operation: Operation, link: Link, plan: Plan, notification: bytes, ended: Ended) -> None:
         """Post a transfer; `ended` follows exactly once."""

@@ -10,6 +10,7 @@ from kvbaton.runtime.channel import Channel
 from kvbaton.runtime.greeting import DiallerGreeting, meet
 from kvbaton.runtime.link import Link, LinkHost
 from kvbaton.runtime.resolve import SocketAddress, resolve
+from kvbaton.wire.frame import MAX_FRAME_BYTES
 from kvbaton.wire.messages import (
     AnyMessage,
     Challenge,
@@ -141,7 +142,7 @@ class _Attempt(ABC):
         """Greet."""
         if self.channel is not None:
             self.channel.send(self._greeting.hello())
-            self.channel.trust()
+            self.channel.allow(MAX_FRAME_BYTES)
 
     def on_message(self, message: AnyMessage) -> None:
         """Challenge, then the answer."""

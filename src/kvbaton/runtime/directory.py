@@ -8,17 +8,17 @@ import logging
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 from kvbaton.base.errors import RemoteProtocolError
 from kvbaton.runtime.channel import Acceptor, Channel, listen
 from kvbaton.runtime.greeting import DiallerGreeting, ListenerGreeting, refusal
+from kvbaton.runtime.guests import GREETING_S, GuestBook
 from kvbaton.runtime.resolve import SocketAddress, resolve
 from kvbaton.wire.messages import AnyMessage, Challenge, Directory, Hello, Lookup, RankAddress, Release
 
 _log = logging.getLogger(__name__)
-
-MAX_GUESTS = 1024
 
 
 class DirectoryServer:
@@ -28,7 +28,13 @@ class DirectoryServer:
     """
 
     def __init__(
-        self, sock: socket.socket, engine_id: str, tp_size: int, pp_size: int, secret: bytes | None
+        self,
+        sock: socket.socket,
+        engine_id: str,
+        tp_size: int,
+        pp_size: int,
+        secret: bytes | None,
+        greeting_s: float = GREETING_S,
     ) -> None:
         """Take over a listening socket; `start` runs it."""
         self._selector = selectors.DefaultSelector()
@@ -40,13 +46,20 @@ class DirectoryServer:
         self.secret = secret
         self._about = (engine_id, tp_size, pp_size)
         self._ranks: tuple[RankAddress, ...] = ()
-        self._guests: set[_Guest] = set()
+        self.guests = GuestBook(time.monotonic, greeting_s)
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="kvbaton-directory", daemon=True)
 
     @classmethod
     def start(
-        cls, host: str, port: int, engine_id: str, tp_size: int, pp_size: int, secret: bytes | None
+        cls,
+        host: str,
+        port: int,
+        engine_id: str,
+        tp_size: int,
+        pp_size: int,
+        secret: bytes | None,
+        greeting_s: float = GREETING_S,
     ) -> "DirectoryServer":
         """Listen and answer. Raises OSError, naming the address, where it is taken."""
         try:
@@ -55,7 +68,7 @@ class DirectoryServer:
             raise OSError(
                 error.errno, f"the side channel cannot listen on {host}:{port}: {error.strerror}"
             ) from error
-        server = cls(sock, engine_id, tp_size, pp_size, secret)
+        server = cls(sock, engine_id, tp_size, pp_size, secret, greeting_s)
         server._thread.start()
         return server
 
@@ -81,33 +94,30 @@ class DirectoryServer:
     def release(self, message: Release) -> None:
         """Pass on to every rank."""
         for rank in self._ranks:
-            _Messenger(self._selector, self.secret, rank, message)
-
-    def forget(self, guest: "_Guest") -> None:
-        """A guest has left."""
-        self._guests.discard(guest)
+            self.guests.enter(_Messenger(self, self._selector, rank, message))
 
     def _accept(self, sock: socket.socket) -> None:
-        if len(self._guests) >= MAX_GUESTS:
-            sock.close()
-            return
-        self._guests.add(_Guest(self, self._selector, sock))
+        self.guests.enter(_Guest(self, self._selector, sock))
 
     def _on_wake(self, mask: int) -> None:  # noqa: ARG002  # the selector's callbacks share one signature
         self._woken.recv(64)
 
     def _run(self) -> None:
         while not self._stop:
-            for key, mask in self._selector.select(timeout=60):
+            for key, mask in self._selector.select(self._sleep_s()):
                 try:
                     key.data(mask)
                 except Exception:  # noqa: BLE001  # one guest's trouble must not close the engine's door
                     _log.exception("the directory survived an unexpected error")
+            self.guests.tick()
         self._acceptor.close()
-        for guest in list(self._guests):
-            guest.channel.close()
+        self.guests.close()
         self._selector.close()
         self._woken.close()
+
+    def _sleep_s(self) -> float | None:
+        deadline = self.guests.next_deadline()
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 class _Guest:
@@ -121,6 +131,10 @@ class _Guest:
         self._admitted = False
         self.channel = Channel(selector, sock, self)
 
+    def leave(self) -> None:
+        """Hang up."""
+        self.channel.close()
+
     def on_open(self) -> None:
         """Never: the connection was open when it came."""
 
@@ -131,7 +145,7 @@ class _Guest:
         except RemoteProtocolError as error:
             _log.warning("the directory refused a dialler: %s", error)
             self.channel.send(refusal(error))
-            self._server.forget(self)
+            self._server.guests.forget(self)
             self.channel.close_after_flush()
 
     def _handle(self, message: AnyMessage) -> None:
@@ -146,23 +160,26 @@ class _Guest:
                 self._server.release(message)
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} is not for the directory")
+        if self._admitted:
+            self._server.guests.admitted(self)
 
     def on_closed(self, *, orderly: bool, refused: bool, detail: str) -> None:
         """Forget it."""
         del refused
         if not orderly:
             _log.debug("the directory lost a dialler: %s", detail)
-        self._server.forget(self)
+        self._server.guests.forget(self)
 
 
 class _Messenger:
     """Carries one Release to one rank and ends."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, secret: bytes | None, rank: RankAddress, message: Release
+        self, server: DirectoryServer, selector: selectors.BaseSelector, rank: RankAddress, message: Release
     ) -> None:
+        self._server = server
         self._message = message
-        self._greeting = DiallerGreeting(secret, Lookup)
+        self._greeting = DiallerGreeting(server.secret, Lookup)
         self._selector = selector
         self._channel: Channel | None = None
         resolve(rank.host, rank.port, self._dial)
@@ -175,6 +192,11 @@ class _Messenger:
         except OSError:
             return
 
+    def leave(self) -> None:
+        """Hang up."""
+        if self._channel:
+            self._channel.close()
+
     def on_open(self) -> None:
         """Greet."""
         if self._channel:
@@ -185,9 +207,11 @@ class _Messenger:
         if isinstance(message, Challenge) and self._channel:
             self._channel.send(self._greeting.answer(message))
             self._channel.send(self._message)
+            self._server.guests.forget(self)
             self._channel.close_after_flush()
 
     def on_closed(self, *, orderly: bool, refused: bool, detail: str) -> None:
         """A lease will do what we could not."""
         del orderly, refused
         _log.debug("a release could not be passed on: %s", detail)
+        self._server.guests.forget(self)

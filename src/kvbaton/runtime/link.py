@@ -4,7 +4,7 @@ import logging
 import selectors
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvbaton.base.errors import IncompatiblePeer, RemoteProtocolError, TransportError
 from kvbaton.kv.layout import Layout
@@ -13,6 +13,7 @@ from kvbaton.protocol.machine import Effect, Event
 from kvbaton.runtime.channel import Channel
 from kvbaton.runtime.greeting import Acquaintance, ListenerGreeting, meet, refusal, welcome
 from kvbaton.transport.base import Transport
+from kvbaton.wire.frame import MAX_FRAME_BYTES
 from kvbaton.wire.messages import (
     AnyMessage,
     Hello,
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from kvbaton.base.ids import AgentName
 
 _log = logging.getLogger(__name__)
+
+MAX_INTRODUCTION_BYTES: Final = 4 * 1024 * 1024
+"""Memory that somebody who has proved nothing yet may fill."""
 
 
 class LinkHost(Protocol):
@@ -73,6 +77,10 @@ class Link:
         self.agent: AgentName | None = None
         self.acquaintance: Acquaintance | None = None
 
+    def is_same_process(self, other: "Link") -> bool:
+        """Whether both lead to one process, as after a reset or when an engine has two names."""
+        return self is other or (self.agent is not None and self.agent == other.agent)
+
     def __repr__(self) -> str:
         """Name and state."""
         return f"Link({self.name}, {self.peer.state.name})"
@@ -107,7 +115,7 @@ class Link:
         self.agent = self._host.transport.connect(acquaintance.identity.agent_metadata)
         self.acquaintance = acquaintance
         if self.channel:
-            self.channel.trust()
+            self.channel.allow(MAX_FRAME_BYTES)
 
     def handle(self, message: AnyMessage) -> None:
         """A message after the greeting."""
@@ -170,7 +178,7 @@ class AcceptedLink(Link):
         match message:
             case Hello():
                 self.channel.send(self._greeting.challenge(message))
-                self.channel.trust()
+                self.channel.allow(MAX_INTRODUCTION_BYTES)
             case Lookup():
                 self._greeting.admit(message)
                 self._messenger = True
@@ -179,6 +187,7 @@ class AcceptedLink(Link):
                 self.adopt(meet(self._host.identity, self._host.layout, message.identity))
                 self.name = f"{message.identity.engine_id}/{message.identity.pp}.{message.identity.tp}"
                 self.channel.send(welcome(self._host.identity))
+                self.feed(p.Heard())
                 self._host.on_link_announcement(self, p.AnnounceReady())
             case Release() if self._messenger:
                 self._host.on_link_message(self, message)

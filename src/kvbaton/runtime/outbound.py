@@ -317,7 +317,7 @@ class Outbound:
         same = [
             leg for leg in job.legs if leg.is_open and leg.registration.key.epoch == registration.key.epoch
         ]
-        if len(same) >= registration.fan_out or any(leg.link is link for leg in same):
+        if len(same) >= registration.fan_out or any(leg.link.is_same_process(link) for leg in same):
             return FailureReason.ALREADY_CLAIMED
         return None
 
@@ -363,7 +363,8 @@ class Outbound:
     def _find(self, link: Link, key: HandoffKey) -> Leg | None:
         job = self._jobs.get((key.transfer_id, key.child))
         for leg in job.legs if job is not None else ():
-            if leg.link is link and leg.registration.key == key:
+            if leg.link.is_same_process(link) and leg.registration.key == key:
+                leg.link = link  # after a reset the answer has to go where the question came from
                 return leg
         return None
 

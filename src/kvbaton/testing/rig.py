@@ -18,6 +18,7 @@ from kvbaton.runtime import commands as c
 from kvbaton.runtime.config import CourierConfig
 from kvbaton.runtime.courier import Courier
 from kvbaton.runtime.directory import DirectoryServer
+from kvbaton.runtime.guests import GREETING_S
 from kvbaton.transport.base import Transport
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class MiniEngine:
         port: int = 0,
         engine_id: str | None = None,
         tp_size: int = 1,
+        guest_s: float = GREETING_S,
     ) -> None:
         """Start everything.
 
@@ -73,6 +75,7 @@ class MiniEngine:
             port: of the directory; 0 picks one.
             engine_id: what the directory answers.
             tp_size: what it claims.
+            guest_s: how long its directory waits for a greeting.
         """
         self.shape = shape or Shape()
         self.name = name
@@ -96,7 +99,7 @@ class MiniEngine:
             checksum=self.checksum,
         )
         self.directory = DirectoryServer.start(
-            "127.0.0.1", port, engine_id or name, tp_size, 1, config.secret
+            "127.0.0.1", port, engine_id or name, tp_size, 1, config.secret, guest_s
         )
         self.directory.set_ranks([self.courier.address])
 
