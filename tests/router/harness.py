@@ -16,9 +16,10 @@ from kvbaton.policy.view import EngineName, ModePreference, ProducerIdentity
 from kvbaton.router.app import RouterApp
 from kvbaton.router.config import RouterConfig
 from kvbaton.router.server import make_server
-from kvbaton.testing.fake_engine import FakeConnector, FakeEngine, FakeFabric
+from kvbaton.testing.fake_engine import FakeEngine
+from kvbaton.testing.fake_script import FakeConnector, FakeFabric
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 PROMPT = "the quick brown fox jumps over the lazy dog"
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kvbaton.testing.fake_engine import DEFAULT_TOKENS, PUSH_KEYS, FakeConnector, Script
+from kvbaton.testing.fake_script import DEFAULT_TOKENS, PUSH_KEYS, FakeConnector, Script
 from router.harness import CHAT, COMPLETIONS, PROMPT, Answer, Cluster, mode, run_cluster
 
 MESSAGES = [{"role": "user", "content": PROMPT}]

@@ -3,10 +3,11 @@
 import asyncio
 import json
 
+import aiohttp
 import pytest
 from yarl import URL
 
-from kvbaton.testing.fake_engine import Cut, Script
+from kvbaton.testing.fake_script import Cut, Script
 from router.harness import CHAT, COMPLETIONS, PROMPT, run_cluster
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -296,3 +297,11 @@ async def test_stopping_router_cuts_what_does_not_end_and_aborts_it():
         await cluster.prefill[0].wait_until(lambda e: len(e.aborted) == 1)
 
         assert (await asking).status == 503
+
+
+async def test_passed_on_answer_that_breaks_is_not_passed_off_as_complete():
+    async with run_cluster() as cluster:
+        cluster.decode[0].echo_cut = True
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await cluster.get("/other")
+        await cluster.wait_idle()

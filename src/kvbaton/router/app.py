@@ -9,7 +9,7 @@ from kvbaton.router.config import RouterConfig
 from kvbaton.router.dispatch import Dispatcher
 from kvbaton.router.engines import Fleet
 from kvbaton.router.exchange import Exchange, Receive, Scope, Send
-from kvbaton.router.http_errors import error_event, error_reply
+from kvbaton.router.http_errors import error_reply
 from kvbaton.router.metrics import Metrics
 from kvbaton.router.monitor import Monitor
 from kvbaton.router.openai import Endpoint
@@ -84,7 +84,7 @@ class RouterApp:
             _log.exception("%s %s failed", exchange.method, exchange.path)
             message = "The router failed to serve this request."
             if exchange.started:
-                await exchange.end(b"\n\n" + error_event(500, message, "router_error"))
+                await exchange.break_off(500, message, "router_error")
             else:
                 await exchange.fail(error_reply(500, message, "router_error"))
         finally:

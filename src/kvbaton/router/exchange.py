@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from kvbaton.router.headers import ClientHeaders, HeaderList, encode, read_client_headers
-from kvbaton.router.http_errors import BadRequest, ErrorReply
+from kvbaton.router.http_errors import BadRequest, ErrorReply, error_event
 from kvbaton.router.patience import ClientGone
 
 Message = MutableMapping[str, Any]  # ASGI's own shape; goes no further than this file and app.py
@@ -28,6 +28,7 @@ class Exchange:
         self.target = f"{self.path}?{query.decode('latin-1')}" if query else self.path
         self.headers: ClientHeaders = read_client_headers(scope["headers"])
         self.started = False
+        self._event_stream = False
         self.extra_headers: HeaderList = []
         self._receive = receive
         self._send = send
@@ -75,6 +76,9 @@ class Exchange:
     async def start(self, status: int, headers: HeaderList) -> None:
         """Send the head; nothing can be taken back afterwards."""
         self.started = True
+        self._event_stream = any(
+            n == "content-type" and v.startswith("text/event-stream") for n, v in headers
+        )
         head = encode(headers + self.extra_headers)
         await self._send({"type": "http.response.start", "status": status, "headers": head})
 
@@ -85,6 +89,15 @@ class Exchange:
     async def end(self, data: bytes = b"") -> None:
         """Send the last piece."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def break_off(self, status: int, message: str, code: str) -> None:
+        """Tell the client that an answer it has begun to read will not be completed.
+
+        In an event stream by a last event. Any other body is left incomplete, upon which the server closes the
+        connection: the only way to say so once a length or a chunked body was promised.
+        """
+        if self._event_stream:
+            await self.end(b"\n\n" + error_event(status, message, code))
 
     async def answer(self, status: int, body: bytes, headers: HeaderList) -> None:
         """Send a complete answer."""

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from enum import StrEnum
 
 from kvbaton.router.exchange import Exchange
-from kvbaton.router.http_errors import error_event
 from kvbaton.router.upstream import ConnectionFailed
 
 
@@ -23,7 +22,7 @@ async def relay_stream(
 ) -> StreamEnd:
     """Relay pieces as they come, unread, until the stream ends, breaks, stalls or the client leaves.
 
-    The head must have been sent. A break or a stall is told to the client as an SSE `error` event.
+    The head must have been sent. A break or a stall is told to the client.
     """
     gone = exchange.gone
     if gone.done():
@@ -50,11 +49,11 @@ async def _pump(
                 idle.reschedule(loop.time() + idle_timeout_s)
     except ConnectionFailed:
         message = "The decode engine broke off its answer."
-        await exchange.end(b"\n\n" + error_event(502, message, "decode_reset"))
+        await exchange.break_off(502, message, "decode_reset")
         return StreamEnd.BROKEN
     except TimeoutError:
         message = f"The decode engine sent nothing for {idle_timeout_s:g} s."
-        await exchange.end(b"\n\n" + error_event(504, message, "idle_timeout"))
+        await exchange.break_off(504, message, "idle_timeout")
         return StreamEnd.IDLE
     await exchange.end()
     return StreamEnd.COMPLETE

@@ -11,118 +11,23 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
 
 from aiohttp import web
 
-Json = dict[str, Any]  # bodies as a test reads them
+from kvbaton.testing.fake_script import (
+    PUSH_KEYS,
+    Cut,
+    FakeConnector,
+    FakeFabric,
+    Json,
+    Script,
+    Seen,
+    chunk,
+    derived_id,
+    plain_answer,
+)
 
-PUSH_KEYS = ("remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_request_id")
-"""What upstream's push connector reads without a default."""
-
-WAIT_TIMEOUT_S = 10.0
-DEFAULT_TOKENS = ("to", "pass", "the", "baton")
-
-
-class FakeConnector(StrEnum):
-    """Which connector the engine pretends to load."""
-
-    KVBATON = "kvbaton"  # names its producer in /metrics, takes either mode
-    NIXL_PULL = "nixl_pull"  # upstream's: decode reads by block ids
-    NIXL_PUSH = "nixl_push"  # upstream's: matches the legs by request id
-
-
-class Cut(StrEnum):
-    """Where an engine drops the connection instead of going on."""
-
-    BEFORE_HEAD = "before_head"
-    AFTER_HEAD = "after_head"
-    MID_STREAM = "mid_stream"
-
-
-@dataclass(slots=True)
-class Script:
-    """How to treat one request; the default is to serve it.
-
-    Attributes:
-        status: HTTP status; an error status answers at once with `body`.
-        body: error body.
-        before_head: waited for before the response head.
-        before_tokens: waited for between the head and the first token.
-        token_gates: waited for before the token of the same index.
-        cut: where the connection is dropped.
-        hang: never answers; only an abort ends it.
-        params: whether a prefill answer carries kv_transfer_params.
-        waits_for_kv: whether a decode leg waits until its KV exists.
-        error_event: a stream begins with an error event, as after a failed transfer.
-        tokens: what is generated.
-        headers: extra response headers.
-    """
-
-    status: int = 200
-    body: bytes = b'{"error":{"message":"scripted","type":"scripted","param":null,"code":500}}'
-    before_head: asyncio.Event | None = None
-    before_tokens: asyncio.Event | None = None
-    token_gates: tuple[asyncio.Event, ...] = ()
-    cut: Cut | None = None
-    hang: bool = False
-    params: bool = True
-    waits_for_kv: bool = True
-    error_event: bool = False
-    tokens: tuple[str, ...] = DEFAULT_TOKENS
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Seen:
-    """One generation request as it arrived.
-
-    Attributes:
-        path: with its query.
-        headers: names in lower case.
-        raw: the body's bytes.
-        body: the body, decoded.
-        peer: client address of the connection it came on.
-        ended: how it ended: None while it runs, else "served", "aborted" or "cut".
-    """
-
-    path: str
-    headers: dict[str, str]
-    raw: bytes
-    body: Json
-    peer: str = ""
-    ended: str | None = None
-
-    @property
-    def request_id(self) -> str:
-        """The `X-Request-Id` it came with."""
-        return self.headers["x-request-id"]
-
-    @property
-    def params(self) -> Json:
-        """Its kv_transfer_params; empty if there are none."""
-        return self.body.get("kv_transfer_params") or {}
-
-
-class FakeFabric:
-    """Which KV exists where, so that fake decode engines wait for it as real ones do."""
-
-    def __init__(self) -> None:
-        self._finished: set[tuple[str, str]] = set()
-        self._changed = asyncio.Condition()
-
-    async def finish(self, engine_id: str, keys: tuple[str, ...]) -> None:
-        """A prefill has ended at `engine_id`; it can be asked for by any of `keys`."""
-        async with self._changed:
-            self._finished.update((engine_id, key) for key in keys)
-            self._changed.notify_all()
-
-    async def wait_finished(self, engine_id: str, key: str) -> None:
-        """Wait until `engine_id` has prefilled `key`; for ever if it never does."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: (engine_id, key) in self._finished)
+WAIT_TIMEOUT_S = 30.0
 
 
 class FakeEngine:
@@ -139,6 +44,7 @@ class FakeEngine:
         self.side_channel = ("127.0.0.1", 5600)
         self.healthy = True
         self.silent = False
+        self.echo_cut = False
         self.health_checks = 0
         self.cached_tokens = 0
         self.api_key: str | None = None
@@ -247,7 +153,7 @@ class FakeEngine:
             return web.Response(status=401)
         return web.json_response({"object": "list", "data": [{"id": "fake", "object": "model"}]})
 
-    async def _echo(self, request: web.Request) -> web.Response:
+    async def _echo(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         seen = Seen(
             request.path_qs,
@@ -258,6 +164,13 @@ class FakeEngine:
             "served",
         )
         self.other.append(seen)
+        if self.echo_cut:
+            response = web.StreamResponse(
+                headers={"Content-Length": "1000", "Content-Type": "application/json"}
+            )
+            await response.prepare(request)
+            await response.write(b'{"half": ')
+            return self._drop(request, seen)
         return web.json_response(
             {"method": request.method, "path": request.path_qs, "body": raw.decode("latin-1")}
         )
@@ -322,15 +235,17 @@ class FakeEngine:
         await _wait(script.before_tokens)
         for gate in script.token_gates:
             await _wait(gate)
-        return web.json_response(self._plain(seen, script.tokens), headers=script.headers)
+        return web.json_response(
+            plain_answer(seen, script.tokens, self.cached_tokens), headers=script.headers
+        )
 
     async def _prefill(self, seen: Seen, script: Script) -> web.Response:
         await _wait(script.before_tokens)
-        answer = self._plain(seen, script.tokens[:1])
+        answer = plain_answer(seen, script.tokens[:1], self.cached_tokens)
         if script.params:
             answer["kv_transfer_params"] = self._offer(seen)
             if self._fabric is not None:
-                keys = (_derived_id(seen), str(seen.params.get("transfer_id")))
+                keys = (derived_id(seen), str(seen.params.get("transfer_id")))
                 await self._fabric.finish(self.engine_id, keys)
         return web.json_response(answer, headers=script.headers)
 
@@ -339,7 +254,7 @@ class FakeEngine:
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_engine_id": self.engine_id,
-            "remote_request_id": f"{_derived_id(seen)}-{secrets.token_hex(4)}",
+            "remote_request_id": f"{derived_id(seen)}-{secrets.token_hex(4)}",
             "remote_host": self.side_channel[0],
             "remote_port": self.side_channel[1],
             "tp_size": 1,
@@ -369,7 +284,7 @@ class FakeEngine:
         if self._fabric is None or not script.waits_for_kv:
             return
         by_request = self.connector is not FakeConnector.KVBATON
-        key = _derived_id(seen) if by_request else str(params["transfer_id"])
+        key = derived_id(seen) if by_request else str(params["transfer_id"])
         await self._fabric.wait_finished(params["remote_engine_id"], key)
 
     async def _stream(self, request: web.Request, seen: Seen, script: Script) -> web.StreamResponse:
@@ -392,7 +307,7 @@ class FakeEngine:
                 await _wait(script.token_gates[index])
             if script.cut is Cut.MID_STREAM and index == len(script.tokens) - 1:
                 return self._drop(request, seen)
-            await response.write(f"data: {json.dumps(_chunk(seen, token))}\n\n".encode())
+            await response.write(f"data: {json.dumps(chunk(seen, token))}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -402,51 +317,9 @@ class FakeEngine:
             request.transport.abort()
         return web.Response()
 
-    def _plain(self, seen: Seen, tokens: tuple[str, ...]) -> Json:
-        chat = seen.path.startswith("/v1/chat")
-        text = " ".join(tokens)
-        choices = [
-            {"index": i, "finish_reason": "length", "message": {"role": "assistant", "content": text}}
-            if chat
-            else {"index": i, "finish_reason": "length", "text": text}
-            for i in range(seen.body.get("n") or 1)
-        ]
-        return {
-            "id": _derived_id(seen),
-            "object": "chat.completion" if chat else "text_completion",
-            "created": 1,
-            "model": "fake",
-            "choices": choices,
-            "usage": {
-                "prompt_tokens": 7,
-                "completion_tokens": len(tokens),
-                "total_tokens": 7 + len(tokens),
-                "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            },
-            "kv_transfer_params": None,
-        }
-
 
 def _peer(request: web.Request) -> str:
     return str(request.transport.get_extra_info("peername")) if request.transport is not None else ""
-
-
-def _derived_id(seen: Seen) -> str:
-    """The request id as vLLM derives it from the header, without the random suffix."""
-    request_id = seen.headers.get("x-request-id", "none")
-    if seen.path.startswith("/v1/chat"):
-        return f"chatcmpl-{request_id}"
-    if seen.path.startswith("/v1/responses"):
-        return f"{seen.body.get('request_id')}_0"
-    return f"cmpl-{request_id}-0"
-
-
-def _chunk(seen: Seen, token: str) -> Json:
-    chat = seen.path.startswith("/v1/chat")
-    choice: Json = {"index": 0, "finish_reason": None}
-    choice |= {"delta": {"content": token + " "}} if chat else {"text": token + " "}
-    kind = "chat.completion.chunk" if chat else "text_completion"
-    return {"id": _derived_id(seen), "object": kind, "created": 1, "model": "fake", "choices": [choice]}
 
 
 async def _wait(event: asyncio.Event | None) -> None:
