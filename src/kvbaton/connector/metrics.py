@@ -21,6 +21,7 @@ COUNTERS: Final = {
     "bytes": "KV bytes moved by committed handoffs",
     "descriptors": "Address ranges posted",
     "transfers": "Transfers posted or seen arriving",
+    "streamed_bytes": "KV bytes posted before the prefill had ended",
 }
 PHASES: Final = {
     "register_wait_s": "Registration waiting for its prefill, or for the producer to be reachable",
