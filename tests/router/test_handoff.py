@@ -253,15 +253,14 @@ async def test_served_stream_is_relayed_byte_for_byte_as_it_comes():  # case 26
             assert await response.read() == b"data: [DONE]\n\n"
 
 
-async def test_timing_header_is_sent_on_demand():
+@pytest.mark.parametrize(
+    ("stream", "names"), [(False, ["prefill", "decode"]), (True, ["prefill", "decode", "exposed"])]
+)
+async def test_timing_header_is_sent_on_demand(stream: bool, names: list[str]):
     async with run_cluster(timing_headers=True) as cluster:
-        answer = await cluster.complete()
+        answer = await cluster.complete(stream=stream)
 
-        assert [part.split(";")[0] for part in answer.headers["server-timing"].split(", ")] == [
-            "prefill",
-            "decode",
-            "exposed",
-        ]
+        assert [part.split(";")[0] for part in answer.headers["server-timing"].split(", ")] == names
 
 
 async def test_every_pair_is_used_evenly():  # case 51

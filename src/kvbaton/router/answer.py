@@ -8,10 +8,14 @@ from kvbaton.router.relay import StreamEnd, relay_stream
 from kvbaton.router.timeline import AttemptTimeline, Step
 from kvbaton.router.usage import finish_plain_answer
 
-_TIMINGS = (
+_STREAM_TIMINGS = (
     ("prefill", Step.PREFILL_SENT, Step.PREFILL_DONE),
     ("decode", Step.DECODE_SENT, Step.FIRST_BYTE),
     ("exposed", Step.PREFILL_DONE, Step.FIRST_BYTE),
+)
+_PLAIN_TIMINGS = (
+    ("prefill", Step.PREFILL_SENT, Step.PREFILL_DONE),
+    ("decode", Step.DECODE_SENT, Step.DECODE_HEAD),
 )
 
 
@@ -26,7 +30,7 @@ async def deliver(
     try:
         headers = response_headers(ready.response.headers.items())
         if config.timing_headers:
-            headers += _timing_header(timeline)
+            headers += _timing_header(timeline, streamed=ready.streamed)
         if not ready.streamed:
             body = (
                 finish_plain_answer(ready.first, cached_tokens)
@@ -46,8 +50,9 @@ async def deliver(
         timeline.mark(Step.LAST_BYTE)
 
 
-def _timing_header(timeline: AttemptTimeline) -> HeaderList:
-    durations = ((name, timeline.between_s(start, end)) for name, start, end in _TIMINGS)
+def _timing_header(timeline: AttemptTimeline, *, streamed: bool) -> HeaderList:
+    timings = _STREAM_TIMINGS if streamed else _PLAIN_TIMINGS
+    durations = ((name, timeline.between_s(start, end)) for name, start, end in timings)
     entries = [
         f"{name};dur={duration_s * 1000:.1f}" for name, duration_s in durations if duration_s is not None
     ]

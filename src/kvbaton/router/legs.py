@@ -126,8 +126,9 @@ async def decode_leg(
             if failed is not None:
                 retry = Retry.NEVER if failed.status < 500 else Retry.ANYWHERE
                 return LegFailure(Stage.DECODE, FailureKind.ERROR_EVENT, engine, failed, retry)
+            # Only of a stream: a plain answer's first byte tells when all tokens were there.
+            timeline.mark(Step.FIRST_BYTE)
             ready = DecodeReady(response, first, streamed=True)
-        timeline.mark(Step.FIRST_BYTE)
         return ready
     except ConnectionFailed as error:
         return connection_failure(Stage.DECODE, engine, error)
