@@ -31,6 +31,9 @@ class Command:
 COMMANDS: Final = {
     "up": Command("kvbaton.launch.command", "start prefill and decode engines with a router on this machine"),
     "router": Command("kvbaton.router.command", "route requests over engines that already run"),
+    "bench": Command(
+        "kvbaton.bench.command", "measure kvbaton beside vLLM's own connectors and write a report"
+    ),
     "doctor": Command("kvbaton.launch.doctor", "check this machine and say what to fix"),
 }
 
