@@ -1,6 +1,8 @@
 """The process around the app: uvicorn, its event loop, and how both stop."""
 
 import logging
+import signal
+from types import FrameType
 
 import uvicorn
 
@@ -45,5 +47,12 @@ def serve_forever(config: RouterConfig, log_level: str = "info", releaser: Relea
         config.mode,
         config.connector,
     )
+    # uvicorn stops gracefully, then raises the signal again for whoever handled it before: that is an ordinary end.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit)
     server.run()
     return 0 if server.started else 1
+
+
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
