@@ -88,3 +88,15 @@ def test_a_span_far_beyond_the_request_is_refused_and_nothing_written() -> None:
 
     assert feed(machine, PART) == []
     assert feed(machine, ENDED)[-1] == effects.LegClosed(FailureReason.INCOMPATIBLE)
+
+
+def test_a_tail_waits_until_every_wanted_block_is_named() -> None:
+    wanted = Wanted(Mode.PUSH, (Span(0, 0, 3),), 40, b"")
+    limits = ProducerLimits(park_s=5.0, received_s=5.0, num_regions=4)
+    machine = Producer(wanted, (Group(GroupKind.ATTENTION, 16),), limits, 0.0)
+
+    assert feed(machine, events.Frontier(0, False, (2,), b"", 40, tail_regions=2)) == []
+    assert feed(machine, events.Frontier(0, False, (3,), b"", 40, tail_regions=3)) == [
+        effects.PostWrite(0, (Span(0, 0, 3),), None, 0, 3)
+    ]
+    assert feed(machine, ENDED) == [effects.PostWrite(1, (Span(0, 0, 3),), 2, 3, 4)]

@@ -10,6 +10,7 @@ therefore sends chunk by chunk and a slow one coalesces, without a tuning knob.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from operator import ge
 from typing import Final
 
 from kvbaton.base.errors import FailureReason
@@ -158,7 +159,8 @@ class Producer(Machine[ProducerState]):
         if self._tail == 0 and (spans := self._spans(frontier, whole=True)):
             return spans, 0, num_regions
         end = num_regions if frontier.ended else min(frontier.tail_regions, num_regions)
-        if end > self._tail:
+        # a block named only later would miss the regions sent by then
+        if end > self._tail and all(map(ge, frontier.num_blocks, (span.end for span in self.wanted.spans))):
             return self._spans(frontier, whole=False), self._tail, end
         return (), 0, 0
 
