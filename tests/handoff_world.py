@@ -81,7 +81,7 @@ class Transfer:
     write: bool
     seq: int
     total: int | None
-    moves: list[tuple[int, int, int, int]]  # group, block index, producer's block, consumer's block
+    moves: list[tuple[int, int, int, int]]  # region, block index, producer's block, consumer's block
     state: str = "moving"  # then landed or failed, then reported
 
 
@@ -123,6 +123,7 @@ class World:
     """Everything around the machines. `operations(faults=...)` lists what may happen next."""
 
     groups = (Group(GroupKind.ATTENTION, 8), Group(GroupKind.STATE, 1024), Group(GroupKind.ATTENTION, 16))
+    regions = (0, 1, 2, 0, 2)  # the group of each, in layer order
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -139,6 +140,7 @@ class World:
         self.lease_events: deque[Event] = deque()
         self.frees: list[effects.Free] = []
         self.final_tokens = 0
+        self.tail = 0  # regions that the running last step has finished
         self.tables: list[list[int]] = [[] for _ in self.groups]
         self.taken: list[tuple[int, int]] = []  # preempted blocks, to be overwritten once quiet
         self.memory: dict[tuple[int, int], Content] = {}
@@ -154,12 +156,15 @@ class World:
             first = total * self.setup.first_shares[index] // 4
             ids = self.random.sample(range(100, 200), total - first)
             wanted.append(group_blocks(first, ids))
-            memory.update({(number, each): ("old",) for each in ids})
+            memory.update({(region, each): ("old",) for region in self._regions_of(number) for each in ids})
         return Pair(index, epoch, self.setup.epochs.count(epoch), tuple(wanted), memory=memory)
 
-    def final(self, group: int, index: int) -> Content:
-        """What a block holds when it cannot change any more."""
-        return ("kv", group, index)
+    def final(self, region: int, index: int) -> Content:
+        """What a block holds in one region when it cannot change any more."""
+        return ("kv", region, index)
+
+    def _regions_of(self, number: int) -> list[int]:
+        return [region for region, group in enumerate(self.regions) if group == number]
 
     # --- what may happen ----------------------------------------------------------------------------------------------
 
@@ -204,14 +209,22 @@ class World:
             if all(pair.leg is None or not pair.leg.num_in_flight for pair in self.pairs):
                 yield "preempted blocks are overwritten", self._overwrite_taken
         elif self.stage == "running":
-            for tokens in (5, 16, self.setup.num_tokens):
-                yield f"prefill computes {tokens}", lambda tokens=tokens: self._compute(tokens)
+            yield from self._compute_steps()
         elif self.stage == "ended":
             yield "prefill finishes", self._finish
         if faults and self.stage in ("running", "ended") and not self.taken:
             yield "prefill is preempted", self._preempt
             yield "prefill is aborted", self._abort
+        if faults and self.lease is not None:
             yield "prefill is released", lambda: self._feed_lease(events.ReleaseAsked())
+
+    def _compute_steps(self) -> Iterator[tuple[str, Step]]:
+        if self.tail == 0:
+            for tokens in (5, 16):
+                yield f"prefill computes {tokens}", lambda tokens=tokens: self._compute(tokens)
+        yield "prefill computes the rest", lambda: self._compute(self.setup.num_tokens)
+        for tail in range(self.tail + 1, len(self.regions) + 1):
+            yield f"prefill is through region {tail}", lambda tail=tail: self._compute_tail(tail)
 
     def _start(self) -> None:
         self.stage = "running"
@@ -228,21 +241,47 @@ class World:
     def _compute(self, tokens: int) -> None:
         self.final_tokens = min(self.setup.num_tokens, self.final_tokens + tokens)
         ended = self.final_tokens == self.setup.num_tokens
-        for number, group in enumerate(self.groups):
-            table = self.tables[number]
-            until = self.setup.num_tokens if group.kind is GroupKind.STATE else self.final_tokens
-            while len(table) * group.block_tokens < until:
-                table.append(self.next_block)
-                self.next_block += 1
-            full = 0 if group.kind is GroupKind.STATE else self.final_tokens // group.block_tokens
-            for index, block in enumerate(table):
-                content = self.final(number, index) if ended or index < full else ("part", self.final_tokens)
-                self.memory[number, block] = content
-        self.frontier = events.Frontier(
-            self.final_tokens, ended, tuple(map(len, self.tables)), b"digest", self.setup.num_tokens
-        )
+        self.tail = 0
+        self._grow(self.final_tokens)
+        self._fill(0, len(self.regions), self.final_tokens, ended=ended)
         if ended:
             self.stage = "ended"
+        self._report_frontier(ended=ended)
+
+    def _compute_tail(self, tail: int) -> None:
+        """The step that ends the prefill is running; these regions are through."""
+        self._grow(self.setup.num_tokens)
+        self._fill(self.tail, tail, self.setup.num_tokens, ended=True)
+        self.tail = tail
+        self._report_frontier(ended=False)
+
+    def _grow(self, num_tokens: int) -> None:
+        for number, group in enumerate(self.groups):
+            table = self.tables[number]
+            until = self.setup.num_tokens if group.kind is GroupKind.STATE else num_tokens
+            while len(table) * group.block_tokens < until:
+                table.append(self.next_block)
+                for region in self._regions_of(number):
+                    self.memory[region, self.next_block] = ("fresh",)
+                self.next_block += 1
+
+    def _fill(self, first: int, end: int, num_tokens: int, *, ended: bool) -> None:
+        for region in range(first, end):
+            group = self.groups[self.regions[region]]
+            full = 0 if group.kind is GroupKind.STATE else num_tokens // group.block_tokens
+            for index, block in enumerate(self.tables[self.regions[region]]):
+                final = ended or index < full
+                self.memory[region, block] = self.final(region, index) if final else ("part", num_tokens)
+
+    def _report_frontier(self, *, ended: bool) -> None:
+        self.frontier = events.Frontier(
+            self.final_tokens,
+            ended,
+            tuple(map(len, self.tables)),
+            b"digest",
+            self.setup.num_tokens,
+            self.tail,
+        )
         for pair in self.pairs:
             self._feed_leg(pair, self.frontier)
 
@@ -257,11 +296,16 @@ class World:
         self._feed_lease(events.Aborted(held))
 
     def _preempt(self) -> None:
-        self.taken = [(number, block) for number, table in enumerate(self.tables) for block in table]
+        self.taken = self._held()
         self.tables = [[] for _ in self.groups]
-        self.final_tokens, self.frontier, self.stage = 0, None, "running"
+        self.tail, self.final_tokens, self.frontier, self.stage = 0, 0, None, "running"
         for pair in self.pairs:
             self._feed_leg(pair, events.Preempted())
+
+    def _held(self) -> list[tuple[int, int]]:
+        return [
+            (region, block) for region, number in enumerate(self.regions) for block in self.tables[number]
+        ]
 
     def _overwrite_taken(self) -> None:
         self._overwrite(self.taken)
@@ -270,7 +314,7 @@ class World:
     def _overwrite(self, blocks: list[tuple[int, int]]) -> None:
         for transfer in self.transfers:
             if transfer.write and transfer.state == "moving":
-                read = {(number, source) for number, _, source, _ in transfer.moves}
+                read = {(region, source) for region, _, source, _ in transfer.moves}
                 assert not read & set(blocks), "S2: a block is reused while a WRITE reads it"
         for key in blocks:
             self.memory[key] = ("garbage",)
@@ -372,8 +416,9 @@ class World:
 
     def _is_filled(self, pair: Pair) -> bool:
         return all(
-            pair.memory[number, int(block)] == self.final(number, group.first + offset)
+            pair.memory[region, int(block)] == self.final(region, group.first + offset)
             for number, group in enumerate(pair.wanted)
+            for region in self._regions_of(number)
             for offset, block in enumerate(group.ids)
         )
 
@@ -395,8 +440,9 @@ class World:
                 pair.declined = True
             case effects.PostRead():
                 moves = [
-                    (number, index, int(source), int(target))
+                    (region, index, int(source), int(target))
                     for number, (ours, theirs) in enumerate(zip(pair.wanted, effect.groups, strict=True))
+                    for region in self._regions_of(number)
                     for index, source, target in zip(
                         range(theirs.first, theirs.end),
                         theirs.ids,
@@ -496,7 +542,9 @@ class World:
             self._reply(pair, events.FailedArrived(FailureReason.ALREADY_CLAIMED, ""))
             return
         spans = tuple(Span(number, group.first, group.end) for number, group in enumerate(pair.wanted))
-        limits = ProducerLimits(PARK_S, RECEIVED_S, self.setup.max_in_flight, self.setup.stream)
+        limits = ProducerLimits(
+            PARK_S, RECEIVED_S, self.setup.max_in_flight, self.setup.stream, len(self.regions)
+        )
         wanted = Wanted(self.setup.mode, spans, self.setup.num_tokens, b"digest")
         pair.leg = Producer(wanted, self.groups, limits, self.now)
         pair.leg_connection = connection
@@ -520,15 +568,19 @@ class World:
             case effects.PostWrite():
                 moves = [
                     (
-                        span.group,
+                        region,
                         index,
                         self.tables[span.group][index],
                         int(pair.wanted[span.group].between(index, index + 1)[0]),
                     )
                     for span in effect.spans
+                    for region in self._regions_of(span.group)
+                    if effect.first_region <= region < effect.end_region
                     for index in range(span.start, span.end)
                 ]
                 self._post(Transfer(pair, True, effect.seq, effect.total, moves))
+            case effects.AnnounceTotal():
+                self._reply(pair, events.TotalArrived(effect.total))
             case effects.Seal():
                 self._reply(pair, events.SealedArrived(effect.total, b"crc"))
             case effects.MakeOffer():
@@ -581,9 +633,7 @@ class World:
                 assert not any(pair.leg for pair in self.pairs), "S2: freed while a leg is open"
                 self.frees.append(effect)
                 self.stage = "gone"
-                self._overwrite(
-                    [(number, block) for number, table in enumerate(self.tables) for block in table]
-                )
+                self._overwrite(self._held())
                 self._overwrite_taken()
 
     # --- bytes --------------------------------------------------------------------------------------------------------
@@ -611,12 +661,12 @@ class World:
                 yield f"{name} ends well but is taken for failed", lambda: self._report(transfer, ok=False)
 
     def _move(self, transfer: Transfer) -> None:
-        number, index, source, target = transfer.moves.pop()
-        pair, content = transfer.pair, self.memory[number, source]
+        region, index, source, target = transfer.moves.pop()
+        pair, content = transfer.pair, self.memory[region, source]
         if transfer.write:
-            assert content == self.final(number, index), "S2: a WRITE read what is not the request's final KV"
+            assert content == self.final(region, index), "S2: a WRITE read what is not the request's final KV"
         assert not (pair.alive and pair.outcome), "S1: bytes landed in a block that had been given back"
-        pair.memory[number, target] = content
+        pair.memory[region, target] = content
 
     def _land(self, transfer: Transfer) -> None:
         transfer.state = "landed"

@@ -4,9 +4,10 @@ Machines are explored breadth-first. An event is *possible* in a configuration w
 every possible event of ours has to be handled, so a gap in a table shows up as a LocalProtocolError here and not in a courier.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from kvbaton.protocol.producer import Producer, ProducerLimits, ProducerState, W
 AnyMachine = Machine[Any]
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Subject:
     """One way to set a machine up, and what its world can do to it.
 
@@ -49,7 +50,7 @@ class Subject:
     last: tuple[type, ...]
     ending: list[Event]
     depth: int = 7
-    limit: int = 900
+    limit: int = 500
 
     def __str__(self) -> str:
         return self.name
@@ -69,8 +70,10 @@ def clone(machine: AnyMachine) -> AnyMachine:
 NOW = 10.0
 
 
-def explore(subject: Subject) -> Iterable[AnyMachine]:
-    """Yield every configuration up to a depth, each once."""
+@cache
+def explore(subject: Subject) -> list[AnyMachine]:
+    """Every configuration up to a depth, each once; the caller clones what it feeds."""
+    found: list[AnyMachine] = []
     seen: set[str] = set()
     layer = [subject.make()]
     for _ in range(subject.depth):
@@ -80,13 +83,14 @@ def explore(subject: Subject) -> Iterable[AnyMachine]:
             if mark in seen or len(seen) >= subject.limit:
                 continue
             seen.add(mark)
-            yield machine
+            found.append(machine)
             for event in subject.events:
                 if event.remote or subject.possible(machine, event):
                     twin = clone(machine)
                     twin.receive(event, NOW)
                     following.append(twin)
         layer = following
+    return found
 
 
 # --- consumer ---------------------------------------------------------------------------------------------------------
@@ -112,6 +116,8 @@ CONSUMER_EVENTS: list[Event] = [
     events.WriteArrived(0, 1),
     events.WriteArrived(7, 2),
     events.WriteArrived(consumer.MAX_TRANSFERS, None),
+    events.TotalArrived(1),
+    events.TotalArrived(2),
     events.SealedArrived(0, b""),
     events.SealedArrived(2, b"crc"),
     offer(0, last=True),
@@ -181,14 +187,16 @@ def consumer_subject(mode: Mode, *, verify: bool) -> Subject:
 GROUPS = (Group(GroupKind.ATTENTION, 16), Group(GroupKind.STATE, 1024))
 
 
-def frontier(tokens: int, *, ended: bool = False, digest: bytes = b"d") -> events.Frontier:
-    return events.Frontier(tokens, ended, (-(-tokens // 16), 1), digest, 40)
+def frontier(tokens: int, *, ended: bool = False, digest: bytes = b"d", tail: int = 0) -> events.Frontier:
+    return events.Frontier(tokens, ended, (3 if tail else -(-tokens // 16), 1), digest, 40, tail)
 
 
 PRODUCER_EVENTS: list[Event] = [
     *PEER_EVENTS,
     frontier(16),
     frontier(32),
+    frontier(32, tail=1),
+    frontier(32, tail=2),
     frontier(40, ended=True),
     frontier(40, ended=True, digest=b"other"),
     events.Frontier(40, True, (2, 1), b"d", 40),
@@ -227,7 +235,7 @@ def producer_possible(machine: Producer, event: Event) -> bool:
 
 def producer_subject(mode: Mode, *, stream: bool, empty: bool = False) -> Subject:
     spans = (Span(0, 3, 3), Span(1, 1, 1)) if empty else (Span(0, 0, 3), Span(1, 0, 1))
-    limits = ProducerLimits(park_s=5.0, received_s=5.0, max_in_flight=2, stream=stream)
+    limits = ProducerLimits(park_s=5.0, received_s=5.0, max_in_flight=2, stream=stream, num_regions=2)
     return Subject(
         name=f"producer-{mode}{'-stream' if stream else ''}{'-empty' if empty else ''}",
         make=lambda: Producer(Wanted(mode, spans, 40, b"d"), GROUPS, limits, 0.0),
