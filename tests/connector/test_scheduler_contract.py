@@ -1,0 +1,363 @@
+"""The scheduler half behind vLLM's own scheduler, which asserts what a connector must never do; only the workers are pretended."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from connector.stand_ins import CONSUME
+from kvbaton.launch.model import ensure_model
+from kvbaton.runtime.commands import (
+    CancelReceive,
+    DeclineTransfer,
+    PrefillAborted,
+    PrefillFinished,
+    PrefillPreempted,
+    PrefillProgress,
+    PrefillStarted,
+    StartReceive,
+)
+
+if TYPE_CHECKING:
+    from kvbaton.connector.metadata import BatonMetadata
+
+BLOCK_TOKENS = 32
+CHUNK_TOKENS = 64
+PRODUCE = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+class Engine:
+    """vLLM's scheduler and a worker that computes nothing."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.steps: list[BatonMetadata] = []
+        self._count = 0
+
+    def add(self, num_tokens: int, params: Any = None, first: int = 1, **sampling: Any) -> str:
+        self._count += 1
+        options = {"max_tokens": 1, "ignore_eos": True} | sampling
+        request = Request(
+            f"r{self._count}",
+            [first + index % 500 for index in range(num_tokens)],
+            SamplingParams(extra_args={"kv_transfer_params": params} if params else None, **options),
+            None,
+            block_hasher=get_request_block_hasher(BLOCK_TOKENS, sha256),
+        )
+        self.scheduler.add_request(request)
+        return request.request_id
+
+    def step(
+        self, sent: tuple[str, ...] = (), received: tuple[str, ...] = (), failed: tuple[str, ...] = ()
+    ) -> list[Any]:
+        """One engine step; returns the outputs for clients."""
+        output = self.scheduler.schedule()
+        self.steps.append(output.kv_connector_metadata)
+        ids = list(output.num_scheduled_tokens)
+        requests = [self.scheduler.requests[name] for name in ids]
+        tokens = [[7] if r.num_computed_tokens >= r.num_tokens else [] for r in requests]
+        found = ModelRunnerOutput(ids, {name: index for index, name in enumerate(ids)}, tokens)
+        found.kv_connector_output = KVConnectorOutput(
+            finished_sending=set(sent),
+            finished_recving=set(received) | set(failed),
+            failed_recving=set(failed),
+        )
+        by_client = self.scheduler.update_from_output(output, found)
+        return [entry for outputs in by_client.values() for entry in outputs.outputs]
+
+    def commands(self, kind: type) -> list[Any]:
+        return [
+            command for metadata in self.steps for command in metadata.before if isinstance(command, kind)
+        ]
+
+    @property
+    def frontiers(self) -> list[PrefillProgress]:
+        return [progress for metadata in self.steps for progress in metadata.after]
+
+    @property
+    def num_free(self) -> int:
+        return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(ensure_model("nano"))
+
+
+@pytest.fixture
+def make_engine(model: str) -> Iterator[Callable[..., Engine]]:
+    engines: list[Engine] = []
+
+    def make(
+        role: str = "kv_producer",
+        policy: str = "fail",
+        window: bool = False,
+        num_blocks: int = 100,
+        **more: Any,
+    ) -> Engine:
+        config = EngineArgs(
+            model=model,
+            max_model_len=2048,
+            max_num_batched_tokens=CHUNK_TOKENS,
+            max_num_seqs=8,
+            block_size=BLOCK_TOKENS,
+            enforce_eager=True,
+            kv_transfer_config={
+                "kv_connector": "BatonConnector",
+                "kv_connector_module_path": "kvbaton.connector",
+                "kv_role": role,
+                "kv_load_failure_policy": policy,
+            },
+            **({"async_scheduling": False} | more),
+        ).create_engine_config()
+        shape = {"block_size": BLOCK_TOKENS, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+        config.cache_config.num_gpu_blocks = num_blocks
+        groups = [KVCacheGroupSpec(["0.attn"], FullAttentionSpec(**shape))]
+        if window:
+            groups.append(KVCacheGroupSpec(["1.attn"], SlidingWindowSpec(sliding_window=33, **shape)))
+        init_none_hash(sha256)
+        with set_current_vllm_config(config):
+            scheduler = Scheduler(
+                vllm_config=config,
+                kv_cache_config=KVCacheConfig(
+                    num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
+                ),
+                structured_output_manager=StructuredOutputManager(config),
+                block_size=BLOCK_TOKENS,
+                hash_block_size=BLOCK_TOKENS,
+                log_stats=True,
+            )
+        engines.append(Engine(scheduler))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.scheduler.shutdown()
+
+
+def test_prefill_in_chunks_reports_each_block_once_and_answers(make_engine):
+    engine = make_engine()
+    name = engine.add(150, PRODUCE)
+    outputs = [output for _ in range(3) for output in engine.step()]
+
+    assert [p.final_tokens for p in engine.frontiers] == [64, 128, 150]
+    assert [p.ended for p in engine.frontiers] == [False, False, True]
+    firsts = [(p.groups[0].first, p.groups[0].ids.size) for p in engine.frontiers]
+    assert firsts == [(0, 2), (2, 2), (4, 1)]
+    assert outputs[-1].kv_transfer_params["remote_num_tokens"] == 150
+    assert [c.request_id for c in engine.commands(PrefillStarted)] == [name]
+
+
+def test_finished_prefill_keeps_its_blocks_and_the_engine_stepping_until_sent(make_engine):
+    engine = make_engine()
+    free = engine.num_free
+    name = engine.add(100, PRODUCE)
+    engine.step()
+    engine.step()
+    held = engine.num_free
+
+    assert engine.scheduler.has_requests()
+    engine.step()
+    assert [c.request_id for c in engine.commands(PrefillFinished)] == [name]
+    assert held == free - 4
+    engine.step(sent=(name,))
+    assert engine.num_free == free
+    assert not engine.scheduler.has_requests()
+
+
+def test_cached_prefix_is_part_of_the_first_frontier(make_engine):
+    engine = make_engine()
+    first = engine.add(100, PRODUCE)
+    for _ in range(3):
+        engine.step()
+    engine.step(sent=(first,))
+    engine.steps.clear()
+    engine.add(100, PRODUCE)
+    engine.step()
+
+    (progress,) = engine.frontiers
+    assert (progress.final_tokens, progress.ended) == (100, True)
+    assert (progress.groups[0].first, progress.groups[0].ids.size) == (0, 4)
+
+
+def test_prefill_aborted_between_chunks_is_held_until_the_workers_let_go(make_engine):
+    engine = make_engine()
+    free = engine.num_free
+    name = engine.add(300, PRODUCE)
+    engine.step()
+    engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    assert engine.num_free < free
+    engine.step()
+    assert [c.held for c in engine.commands(PrefillAborted)] == [True]
+    engine.step(sent=(name,))
+    assert engine.num_free == free
+    assert not engine.scheduler.has_requests()
+
+
+def test_prefill_aborted_in_the_queue_is_told_and_forgotten(make_engine):
+    engine = make_engine()
+    name = engine.add(300, PRODUCE)
+    engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    assert engine.scheduler.has_requests()
+    engine.step()
+    assert [c.held for c in engine.commands(PrefillAborted)] == [False]
+    assert not engine.scheduler.has_requests()
+
+
+def test_prefill_preempted_for_want_of_blocks_is_reported_again_from_the_start(make_engine):
+    engine = make_engine(num_blocks=9, enable_prefix_caching=False)
+    first = engine.add(120, max_tokens=120)
+    second = engine.add(120, PRODUCE, first=2, max_tokens=40)
+    for _ in range(150):
+        engine.step()
+        if engine.commands(PrefillPreempted):
+            break
+
+    assert [c.request_id for c in engine.commands(PrefillPreempted)] == [second]
+    engine.steps.clear()
+    engine.scheduler.finish_requests(first, RequestStatus.FINISHED_ABORTED)
+    for _ in range(6):
+        engine.step()
+    own = [p for p in engine.frontiers if p.request_id == second]
+    assert own[0].groups[0].first == 0
+    assert own[-1].ended
+
+
+def test_consumer_waits_receives_and_runs(make_engine):
+    engine = make_engine("kv_consumer")
+    free = engine.num_free
+    name = engine.add(100, CONSUME)
+    engine.step()
+    (start,) = engine.commands(StartReceive)
+
+    assert isinstance(start, StartReceive)
+    assert (start.groups[0].first, start.groups[0].ids.size, start.num_tokens) == (0, 4, 100)
+    assert engine.step() == []
+    engine.step(received=(name,))
+    (output,) = engine.step()
+    assert output.new_token_ids == [7]
+    assert engine.num_free == free
+    assert len(engine.commands(StartReceive)) == 1
+
+
+def test_consumer_with_a_cached_prefix_asks_only_for_the_rest(make_engine):
+    engine = make_engine("kv_consumer")
+    first = engine.add(70)
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    engine.add(100, CONSUME)
+    engine.step()
+
+    (start,) = engine.commands(StartReceive)
+    assert first
+    assert (start.groups[0].first, start.groups[0].ids.size) == (2, 2)
+
+
+def test_consumer_whose_receive_failed_ends_with_an_error(make_engine):
+    engine = make_engine("kv_consumer", "fail")
+    free = engine.num_free
+    name = engine.add(100, CONSUME)
+    engine.step()
+    (output,) = engine.step(failed=(name,))
+
+    assert str(output.finish_reason) == "error"
+    assert engine.num_free == free
+    engine.step()
+    assert not engine.scheduler.has_requests()
+
+
+def test_consumer_whose_receive_failed_computes_its_prompt_where_the_policy_says_so(make_engine):
+    engine = make_engine("kv_consumer", "recompute")
+    name = engine.add(100, CONSUME)
+    engine.step()
+    engine.step(failed=(name,))
+    outputs = [output for _ in range(3) for output in engine.step()]
+
+    assert outputs[-1].new_token_ids == [7]
+    assert len(engine.commands(StartReceive)) == 1
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 100])
+@pytest.mark.parametrize("role", ["kv_consumer", "kv_producer"])
+def test_request_with_nonsense_fails_alone(make_engine, num_tokens: int, role: str):
+    engine = make_engine(role)
+    free = engine.num_free
+    name = engine.add(num_tokens, CONSUME | {"remote_port": "telnet"})
+    engine.step()
+    (refused,) = engine.steps[-1].refused
+
+    assert refused.request_id == name
+    (output,) = engine.step(failed=(name,))
+    assert str(output.finish_reason) == "error"
+    assert engine.num_free == free
+
+
+def test_consumer_aborted_while_waiting_frees_when_nothing_can_write_any_more(make_engine):
+    engine = make_engine("kv_consumer")
+    free = engine.num_free
+    name = engine.add(100, CONSUME)
+    engine.step()
+    engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    engine.step()
+
+    assert engine.commands(CancelReceive) == [CancelReceive(name)]
+    assert engine.num_free < free
+    engine.step(failed=(name,))
+    assert engine.num_free == free
+    assert not engine.scheduler.has_requests()
+
+
+def test_consumer_with_all_but_its_last_block_cached_still_asks_for_that_one(make_engine):
+    engine = make_engine("kv_consumer")
+    engine.add(128)
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    engine.add(128, CONSUME)
+    engine.step()
+
+    (start,) = engine.commands(StartReceive)
+    assert (start.groups[0].first, start.groups[0].ids.size) == (3, 1)
+
+
+def test_consumer_with_prompt_logprobs_computes_here_and_releases_the_prefill(make_engine):
+    engine = make_engine("kv_consumer")
+    engine.add(60, CONSUME, prompt_logprobs=1)
+    engine.step()
+
+    assert engine.commands(StartReceive) == []
+    assert len(engine.commands(DeclineTransfer)) == 1
+
+
+@pytest.mark.parametrize("num_tokens", [96, 97, 100, 127, 128, 129, 160])
+def test_sliding_window_blocks_asked_for_are_blocks_offered(make_engine, num_tokens: int):
+    producer, consumer = make_engine(window=True), make_engine("kv_consumer", window=True)
+    free = producer.num_free
+    name = producer.add(num_tokens, PRODUCE)
+    for _ in range(4):
+        producer.step()
+    consumer.add(num_tokens, CONSUME)
+    consumer.step()
+    (start,) = consumer.commands(StartReceive)
+
+    offered = [p.groups[1] for p in producer.frontiers]
+    by_index = {group.first + i: int(block) for group in offered for i, block in enumerate(group.ids)}
+    wanted = range(start.groups[1].first, start.groups[1].end)
+    assert 0 < len(wanted) <= 3
+    assert all(by_index[index] > 0 for index in wanted)
+    pool = producer.scheduler.kv_cache_manager.block_pool
+    assert all(pool.blocks[by_index[index]].ref_cnt > 0 for index in wanted)
+    producer.step(sent=(name,))
+    assert producer.num_free == free
