@@ -225,6 +225,15 @@ class Deployment:
         actor.wait_ready(30)
         return actor
 
+    def add(self, spec: ProcessSpec) -> Actor:
+        """Start another process that ends with this deployment."""
+        key = ("added", spec.name)
+        if key not in self._routers or not self._routers[key].runs:
+            self._routers[key] = Actor(spec, self._guard)
+            self._routers[key].start()
+        self._routers[key].wait_ready(60)
+        return self._routers[key]
+
     @property
     def routers(self) -> list[Actor]:
         return [actor for actor in self._routers.values() if actor.runs]
