@@ -190,9 +190,12 @@ class FakeEngine:
         self._notify()
         try:
             response = await self._serve(request, seen, script)
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             seen.ended = "aborted"
             raise
+        except ConnectionError:  # found out by writing
+            seen.ended = "aborted"
+            return web.Response()
         else:
             seen.ended = seen.ended or "served"
             return response
