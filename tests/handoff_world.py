@@ -186,6 +186,14 @@ class World:
         operation[1]()
         self._check()
 
+    def happens(self, *names: str) -> None:
+        """Let the first operation happen whose name starts like this, for each name in turn."""
+        for name in names:
+            found = self.operations(faults=False) + self.operations(faults=True)
+            matching = [each for each in found if each[0].startswith(name)]
+            assert matching, f"{name!r} cannot happen now, only {[each[0] for each in found]}"
+            self.do(matching[0])
+
     def advance(self, seconds: float) -> None:
         """Let time pass; what falls due becomes an operation."""
         self.log.append(f"+{seconds:g} s")

@@ -66,3 +66,4 @@ def test_a_release_before_the_prefill_ended_frees_when_it_ends_unless_someone_ca
 
     assert feed(unwanted, events.Finished()) == [effects.Free(report=True, reason=FailureReason.RELEASED)]
     assert feed(wanted, events.Finished()) == []
+    assert wanted.accepts_legs

@@ -1,5 +1,6 @@
 """A prefill, its lease and its consumers in a world where everything that can go wrong does."""
 
+import re
 from random import Random
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from handoff_world import Setup, World
+from kvbaton.base.errors import FailureReason
 from kvbaton.protocol import effects
 from kvbaton.protocol.mode import Mode
 from strategies import examples
@@ -87,11 +89,26 @@ def live(seed: int) -> World:
     random = Random(seed)
     world = World(random_setup(random))
     fault_rate = random.choice((0.0, 0.02, 0.1, 0.3))
+    share = random.choice(
+        (0.1, 0.3, 1.0)
+    )  # of the kinds of fault: few kinds, often, find what all of them together hide
+
+    def wanted(name: str) -> bool:
+        return Random(f"{seed} {re.sub('[0-9]', '', name)}").random() < share
+
     try:
         for _ in range(random.randint(5, 120)):
             if random.random() < 0.05:
                 world.advance(random.choice((0.1, 1.0, 9.0, 31.0)))
-            found = world.operations(faults=random.random() < fault_rate)
+            found = world.operations(faults=False)
+            if random.random() < fault_rate:
+                ordinary = {name for name, _ in found}
+                bad = [
+                    each
+                    for each in world.operations(faults=True)
+                    if each[0] not in ordinary and wanted(each[0])
+                ]
+                found = bad or found
             if found:
                 world.do(random.choice(found))
         world.settle(start=random.random() < 0.8)
@@ -129,3 +146,46 @@ def test_without_faults_every_consumer_commits_and_the_prefill_is_freed(
 
         assert [type(pair.outcome) for pair in world.pairs] == [effects.Commit] * len(epochs)
         assert world.frees == [effects.Free(report=True, reason=None)]
+
+
+OPENING = ("0: arrives", "0: connects", "producer reads register")
+
+
+def test_a_pull_whose_blocks_are_preempted_while_it_reads_fails() -> None:
+    world = World(Setup(Mode.PULL))
+    world.happens(*OPENING, "prefill starts", "prefill computes the rest", "0: reads OfferArrived")
+    world.happens("prefill is preempted", "preempted blocks are overwritten", "READ 0 of 0 moves")
+    world.settle(start=True)
+
+    assert world.pairs[0].outcome == effects.Fail(
+        FailureReason.PREEMPTED, "the offered blocks were taken back"
+    )
+
+
+def test_a_frozen_producers_write_keeps_an_aborted_consumers_blocks_until_it_thaws() -> None:
+    world = World(Setup(Mode.PUSH))
+    world.happens(*OPENING, "prefill starts", "prefill computes the rest", "WRITE 0 of 0 moves", "0: aborts")
+    world.happens("producer freezes", "0: peer is silent")
+    world.run_on()
+
+    assert world.pairs[0].outcome is None
+    world.settle(start=True)
+    assert world.pairs[0].outcome == effects.Fail(FailureReason.ABORTED, "")
+
+
+def test_a_register_read_after_its_cancel_was_answered_opens_no_leg() -> None:
+    """The old connection's last bytes may be read after the new connection's first."""
+    world = World(Setup(Mode.PUSH))
+    world.happens("prefill starts", "0: arrives", "0: connects", "0: aborts")
+    pair = world.pairs[0]
+    pair.connection.broken = True
+    world.happens("0: connection ended", "0: connects")
+    old, new = pair.connections
+    new_cancel = pair.connection.to_producer.popleft()
+    world._hear(pair, new, new_cancel)
+    world.happens("0: reads CancelledArrived")
+
+    assert isinstance(pair.outcome, effects.Fail)
+    world._hear(pair, old, ("register",))
+    assert pair.leg is None
+    world.settle(start=True)
