@@ -54,7 +54,7 @@ def tensor() -> torch.Tensor:
 
 def describe(caches, *groups):
     about = config(*groups)
-    return describe_caches(caches, about, transfer_groups(about))
+    return describe_caches(caches, about, transfer_groups(about)).layout
 
 
 def test_layout_of_plain_layers_has_a_region_each_in_layer_order():

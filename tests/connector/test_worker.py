@@ -28,7 +28,7 @@ class RecordingCourier:
         self.quiet = [True]
         self.asked_quiet = []
 
-    def submit(self, commands) -> None:
+    def submit(self, commands, *, wake: bool = True) -> None:
         self.told.extend(commands)
 
     def take_results(self) -> Results:

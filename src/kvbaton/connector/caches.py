@@ -6,6 +6,7 @@ layers into one allocation, and splits a block where the attention kernel wants 
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvbaton.base.errors import ConfigError
@@ -13,9 +14,22 @@ from kvbaton.connector.groups import CacheGroup, spec_of
 from kvbaton.kv.layout import GroupKind, Layout, MemoryKind, Region
 
 
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """What was found.
+
+    Attributes:
+        layout: the regions.
+        region_by_layer: index into `layout.regions` of the region that holds a layer's KV.
+    """
+
+    layout: Layout
+    region_by_layer: Mapping[str, int]
+
+
 def describe_caches(
     kv_caches: Mapping[str, Any], kv_cache_config: Any, groups: Sequence[CacheGroup]
-) -> Layout:
+) -> Caches:
     """Turn the tensors vLLM registers into a layout.
 
     Layers that share memory within a group become one region; regions are in the order of layer names, numbers compared as numbers,
@@ -30,6 +44,7 @@ def describe_caches(
     )
     num_blocks = int(kv_cache_config.num_blocks)
     regions: dict[tuple[int, int], Region] = {}
+    key_by_layer: dict[str, tuple[int, int]] = {}
     memory: MemoryKind | None = None
     for name, position in layers:
         if name not in kv_caches:
@@ -44,9 +59,14 @@ def describe_caches(
         memory = kind
         region = _region(name, first, spec, group.kind, position, num_blocks)
         regions.setdefault((region.base, position), region)
+        key_by_layer[name] = (region.base, position)
     if memory is None:
         raise ConfigError("model", "no KV cache", "at least one layer with a KV cache")
-    return Layout(memory, tuple(group.geometry for group in groups), tuple(regions.values()), num_blocks)
+    index_by_key = {key: index for index, key in enumerate(regions)}
+    return Caches(
+        Layout(memory, tuple(group.geometry for group in groups), tuple(regions.values()), num_blocks),
+        {name: index_by_key[key] for name, key in key_by_layer.items()},
+    )
 
 
 def _region(name: str, cache: Any, spec: Any, kind: GroupKind, position: int, num_blocks: int) -> Region:

@@ -46,6 +46,7 @@ class _Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
     verify: bool = False
     stream: bool | Auto = "auto"
+    layer_tail: bool | Auto = "auto"
     lease_s: Seconds | None = None
     kv_lease_duration: Seconds | None = None
     park_s: Seconds = 60.0
@@ -86,6 +87,7 @@ class Settings:
         secret: shared secret of the side channel.
         verify: compare checksums before committing.
         stream: send while the prefill computes.
+        layer_tail: send a prompt's last blocks layer by layer; None does so where measured costs say that it pays.
         lease_s: how long finished blocks wait for a consumer.
         park_s: how long a registration waits for its prefill.
         handoff_timeout_s: after this a waiting request fails.
@@ -106,6 +108,7 @@ class Settings:
     secret: bytes | None
     verify: bool
     stream: bool
+    layer_tail: bool | None
     lease_s: float
     park_s: float
     handoff_timeout_s: float
@@ -156,6 +159,7 @@ def parse_settings(extra: Mapping[str, Any], environ: Mapping[str, str] | None =
         secret=secret.encode() if secret else None,
         verify=raw.verify,
         stream=True if raw.stream == "auto" else raw.stream,
+        layer_tail=None if raw.layer_tail == "auto" else raw.layer_tail,
         lease_s=raw.lease_s or raw.kv_lease_duration or 30.0,
         park_s=raw.park_s,
         handoff_timeout_s=raw.handoff_timeout_s,

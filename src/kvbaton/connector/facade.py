@@ -173,8 +173,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: requests are scheduled when their KV has arrived."""
 
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing to do: frontiers are reported per step."""
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """One layer's KV of this step is in the cache."""
+        if self._rank.worker.tail is not None:
+            self._rank.worker.tail.layer_saved(layer_name)
 
     def wait_for_save(self) -> None:
         """The forward was launched."""
@@ -206,6 +208,11 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             self._directory.close()
         if self._link is not None:
             self._link.close()
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Full graphs skip the layer hook, so they are given up where the layer tail is asked for."""
+        return parse_settings(extra_config).layer_tail is True
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:

@@ -7,15 +7,17 @@ from typing import Any
 import torch
 
 from kvbaton.base.ids import AgentName, EngineId, Rank
-from kvbaton.connector.caches import describe_caches
+from kvbaton.connector.caches import Caches, describe_caches
 from kvbaton.connector.checksum import block_checksum
 from kvbaton.connector.config import Settings
 from kvbaton.connector.fence import EventFence, ForwardFence, NoFence
 from kvbaton.connector.fingerprint import fingerprint
 from kvbaton.connector.groups import transfer_groups
 from kvbaton.connector.metrics import BatonStats, RankStats
+from kvbaton.connector.tail import LayerTail
 from kvbaton.connector.worker import BatonWorker
 from kvbaton.kv.layout import Layout, MemoryKind
+from kvbaton.runtime.commands import Command
 from kvbaton.runtime.courier import Courier
 from kvbaton.transport.base import Transport
 from kvbaton.wire.messages import RankAddress
@@ -73,7 +75,8 @@ class RankLink:
             TransportError: the memory cannot be registered, or the backend does not start.
         """
         groups = transfer_groups(self._kv_cache_config)
-        layout = describe_caches(kv_caches, self._kv_cache_config, groups)
+        caches = describe_caches(kv_caches, self._kv_cache_config, groups)
+        layout = caches.layout
         parallel = self._vllm_config.parallel_config
         rank = _this_rank()
         courier = Courier.start(
@@ -90,7 +93,11 @@ class RankLink:
         self._courier = courier
         self._fence = _fence(layout, courier.submit)
         self._worker = BatonWorker(
-            courier, self._fence, self._settings.wait_s, self._settings.handoff_timeout_s
+            courier,
+            self._fence,
+            self._settings.wait_s,
+            self._settings.handoff_timeout_s,
+            self._tail(caches, courier, self._fence),
         )
         self._stats = RankStats(f"{rank.pp}/{rank.tp}")
         _log.info(
@@ -102,6 +109,25 @@ class RankLink:
             len(layout.groups),
             layout.num_blocks,
         )
+
+    def _tail(self, caches: Caches, courier: Courier, fence: ForwardFence) -> LayerTail | None:
+        if not self._settings.stream or self._settings.layer_tail is False:
+            return None
+        layout = caches.layout
+        forced = self._settings.layer_tail is True
+
+        def pays(num_bytes: int) -> bool:
+            return forced or courier.tail_pays(num_bytes)
+
+        def hand_over(commands: Sequence[Command]) -> None:
+            if layout.memory is MemoryKind.DRAM:
+                courier.submit(commands, wake=False)
+            else:
+                # the layer was only launched: the fence's thread tells the courier once the device has passed it
+                fence.submit_after_forward(commands)
+
+        block_bytes = [layout.group_block_bytes(index) for index in range(len(layout.groups))]
+        return LayerTail(caches.region_by_layer, pays, block_bytes, hand_over)
 
     @property
     def worker(self) -> BatonWorker:

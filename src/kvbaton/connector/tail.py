@@ -3,10 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from kvbaton.base.ids import RequestId
 from kvbaton.kv.blocks import GroupBlocks, group_blocks
 from kvbaton.runtime.commands import Command, PrefillProgress, PrefillTail
+
+if TYPE_CHECKING:
+    from kvbaton.base.ids import RequestId
 
 
 class LayerTail:

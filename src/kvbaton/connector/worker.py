@@ -12,12 +12,14 @@ from typing import Final, Protocol
 from kvbaton.base.ids import RequestId
 from kvbaton.connector.fence import ForwardFence
 from kvbaton.connector.metadata import BatonMetadata
+from kvbaton.connector.tail import LayerTail
 from kvbaton.runtime.commands import (
     CancelReceive,
     Command,
     DeclineTransfer,
     PrefillAborted,
     PrefillFinished,
+    PrefillProgress,
     Results,
     StartReceive,
 )
@@ -30,7 +32,7 @@ _QUIET_ROUND_S: Final = 5.0
 class CourierPort(Protocol):
     """What the worker half needs of a courier."""
 
-    def submit(self, commands: Sequence[Command]) -> None:
+    def submit(self, commands: Sequence[Command], *, wake: bool = True) -> None:
         """Hand over commands, in order, without waiting."""
         ...
 
@@ -72,9 +74,14 @@ class BatonWorker:
     """
 
     def __init__(
-        self, courier: CourierPort, fence: ForwardFence, wait_s: float, quiet_limit_s: float
+        self,
+        courier: CourierPort,
+        fence: ForwardFence,
+        wait_s: float,
+        quiet_limit_s: float,
+        tail: LayerTail | None = None,
     ) -> None:
-        """Begin with nothing outstanding."""
+        """Begin with nothing outstanding; without `tail` nothing is sent layer by layer."""
         self._courier = courier
         self._fence = fence
         self._wait_s = wait_s
@@ -83,6 +90,8 @@ class BatonWorker:
         self._held: set[RequestId] = set()
         self._report = Report()
         self._begun: BatonMetadata | None = None
+        self._after: tuple[PrefillProgress, ...] = ()
+        self.tail = tail
 
     def before_forward(self, step: BatonMetadata) -> None:
         """Hand this step's commands over; the second call for the same step does nothing.
@@ -104,6 +113,11 @@ class BatonWorker:
             self._wait_quiet(step.preempted)
         if consumer:
             self._courier.submit(consumer)
+        self._after = step.after
+        if self.tail is not None and step.after:
+            before, self._after = self.tail.begin(step.after)
+            if before:
+                self._fence.submit(before)
         for refused in step.refused:
             _log.warning("request %s cannot receive its KV: %s", refused.request_id, refused.reason)
             self._report.received.add(refused.request_id)
@@ -111,8 +125,11 @@ class BatonWorker:
 
     def after_forward(self, step: BatonMetadata) -> None:
         """The forward was launched; its frontiers hold once it has run."""
-        if step.after:
-            self._fence.submit_after_forward(step.after)
+        if self.tail is not None:
+            self.tail.end()
+        if step is self._begun and self._after:
+            self._fence.submit_after_forward(self._after)
+            self._after = ()
 
     def take_report(self, *, may_wait: bool) -> Report:
         """What the engine must hear now.

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from kvbaton.base.errors import TransportError
+from kvbaton.base.errors import RemoteProtocolError, TransportError
 from kvbaton.base.ids import EngineAddress, Rank, RequestId
 from kvbaton.kv.layout import Layout
 from kvbaton.kv.plan import Plan
@@ -24,6 +24,7 @@ from kvbaton.runtime.flights import Ended, Flights
 from kvbaton.runtime.handoffs import Checksum
 from kvbaton.runtime.inbound import Inbound
 from kvbaton.runtime.link import Link
+from kvbaton.runtime.link_speed import LinkSpeed
 from kvbaton.runtime.links import Links
 from kvbaton.runtime.mailbox import Inbox, Item, Outbox
 from kvbaton.runtime.observe import Observations, Observer
@@ -84,12 +85,14 @@ class Courier:
             self._boot_epoch,
         )
         self.links = Links(self, rank)
-        self._flights = Flights(transport)
+        self.speed = LinkSpeed()
+        self._flights = Flights(transport, self.speed, clock)
         self._poll_s = config.poll_min_s
         self._inbox = Inbox()
         self._outbox = Outbox()
         self._waiting_quiet: list[Callable[[], None]] = []
         self._gauges = (0, 0, 0, 0)
+        self._deaf = ""  # why notifications cannot be read; logged once
         self._stop = False
         self._started = threading.Event()
         self._start_error: Exception | None = None
@@ -131,10 +134,19 @@ class Courier:
 
     # --- for engine threads -------------------------------------------------------------------------------------------
 
-    def submit(self, commands: Sequence[c.Command]) -> None:
-        """Hand work over; never blocks. Callable from any thread."""
+    def submit(self, commands: Sequence[c.Command], *, wake: bool = True) -> None:
+        """Hand work over; never blocks. Callable from any thread.
+
+        Args:
+            commands: in order.
+            wake: False for news of a layer tail, which the courier polls for; waking it costs a system call.
+        """
         if commands:
-            self._inbox.put(commands)
+            self._inbox.put(commands, wake=wake)
+
+    def tail_pays(self, num_bytes: int) -> bool:
+        """Whether the last so many bytes of a prompt should leave layer by layer. Callable from any thread."""
+        return self.speed.tail_pays(num_bytes, len(self.layout.regions))
 
     def take_results(self) -> c.Results:
         """What has ended since the last call. Callable from any thread."""
@@ -188,6 +200,7 @@ class Courier:
         except Exception as error:  # noqa: BLE001  # reported to whoever called `start`
             self._start_error = error
             self._sock.close()
+            self._release()
             return
         finally:
             self._started.set()
@@ -219,7 +232,11 @@ class Courier:
     def _turn(self) -> None:
         """One round: sleep or poll, sockets, commands, transport, deadlines."""
         moving = (
-            bool(self._flights) or self.links.draining or self.inbound.expects_data or self.outbound.is_read
+            bool(self._flights)
+            or self.links.draining
+            or self.inbound.expects_data
+            or self.outbound.is_read
+            or self.outbound.has_tail
         )
         for key, mask in self._select(moving):
             key.data(mask)
@@ -288,14 +305,18 @@ class Courier:
 
     def _poll_transport(self) -> bool:
         """Advance transfers both ways. Returns whether anything happened."""
-        progressed = False
+        arrived = []
         try:
-            for notification in self.transport.notifications():
-                progressed = True
-                self.inbound.on_written(notification.agent, notification.payload)
-        except TransportError:
-            _log.exception("notifications cannot be read")
-        return self._flights.poll() or progressed
+            arrived = self.transport.notifications()
+        except Exception as error:  # noqa: BLE001  # what we have posted must still end
+            if not self._deaf:
+                _log.exception("notifications cannot be read")
+            self._deaf = repr(error)
+        else:
+            self._deaf = ""
+        for notification in arrived:
+            self.inbound.on_written(notification.agent, notification.payload)
+        return self._flights.poll() or bool(arrived)
 
     def _tick(self) -> None:
         now = self.now()
@@ -306,13 +327,23 @@ class Courier:
     def _finish(self) -> None:
         """Wait for our WRITEs, say goodbye, free everything."""
         self._acceptor.close()
-        self.outbound.close_all()
         until = self.now() + _STOP_TIMEOUT_S / 2
-        while self._flights and self.now() < until:
-            time.sleep(self.config.poll_min_s)  # noqa: TID251  # as in _select
-            self._poll_transport()
+        try:
+            self.outbound.close_all()
+            while self._flights and self.now() < until:
+                time.sleep(self.config.poll_min_s)  # noqa: TID251  # as in _select
+                self._poll_transport()
+        except Exception:  # noqa: BLE001  # sockets and memory are given back all the same
+            _log.exception("the courier could not end its handoffs")
         self.links.close()
-        self.transport.close()
+        self._release()
+
+    def _release(self) -> None:
+        """Give sockets and memory back."""
+        try:
+            self.transport.close()
+        except Exception:  # noqa: BLE001  # the process is about to end; the rest must still be closed
+            _log.exception("the transport could not be closed")
         self.selector.close()
         self._inbox.close()
         self.observer.close()
@@ -321,6 +352,14 @@ class Courier:
 
     def on_link_message(self, link: Link, message: AnyMessage) -> None:
         """Whoever has a use for it."""
+        try:
+            self._dispatch(link, message)
+        except RemoteProtocolError:
+            raise  # ends the connection
+        except Exception:  # noqa: BLE001  # one message's bug must not take those behind it along
+            _log.exception("a %s from %s met an internal error", type(message).__name__, link.name)
+
+    def _dispatch(self, link: Link, message: AnyMessage) -> None:
         if not (self.inbound.on_message(link, message) or self.outbound.on_message(link, message)):
             self.observer.unexpected(f"{type(message).__name__} from a peer")
 

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbaton.base.errors import KvbatonError, TransportError
-from kvbaton.base.ids import TransferHandle
+from kvbaton.base.errors import KvbatonError
+from kvbaton.base.ids import AgentName, TransferHandle
 from kvbaton.kv.plan import Plan
 from kvbaton.runtime.link import Link
+from kvbaton.runtime.link_speed import LinkSpeed
 from kvbaton.transport.base import Operation, TransferState, Transport
 
 _log = logging.getLogger(__name__)
@@ -18,6 +19,9 @@ Ended = Callable[[bool, str], None]
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
     handle: TransferHandle
+    agent: AgentName
+    num_bytes: int
+    posted: float
     ended: Ended
 
 
@@ -27,9 +31,11 @@ class Flights:
     Owner: courier.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        """Start with none."""
+    def __init__(self, transport: Transport, speed: LinkSpeed, now: Callable[[], float]) -> None:
+        """Start with none; measure into `speed`."""
         self._transport = transport
+        self._speed = speed
+        self._now = now
         self._flights: list[_Flight] = []
 
     def __len__(self) -> int:
@@ -37,16 +43,25 @@ class Flights:
 
     def post(self, operation: Operation, link: Link, plan: Plan, notification: bytes, ended: Ended) -> None:
         """Post a transfer; `ended(ok, detail)` follows exactly once, at once where it cannot be posted."""
+        if link.acquaintance is None or link.agent is None:
+            ended(False, "the peer has not introduced itself")
+            return
         try:
-            if link.acquaintance is None:
-                raise TransportError("the peer has not introduced itself")
             # a failed transfer drops the connection; connecting again is free while it stands
+            started = self._now()
             agent = self._transport.connect(link.acquaintance.identity.agent_metadata)
             handle = self._transport.post(operation, agent, plan, notification)
         except KvbatonError as error:
             ended(False, str(error))
-            return
-        self._flights.append(_Flight(handle, ended))
+        except Exception as error:  # noqa: BLE001
+            # not in the contract, so it may have been posted: without the connection nothing moves
+            _log.exception("a transfer could not be posted")
+            self._transport.disconnect(link.agent)
+            ended(False, f"{type(error).__name__}: {error}")
+        else:
+            posted = self._now()
+            self._speed.posted(posted - started)
+            self._flights.append(_Flight(handle, agent, plan.num_bytes, started, ended))
 
     def poll(self) -> bool:
         """Advance everything. Returns whether anything ended."""
@@ -59,17 +74,29 @@ class Flights:
             else:
                 landed.append((flight, state is TransferState.DONE))
         self._flights = still
+        now = self._now()
         for flight, ok in landed:
+            if ok:
+                self._speed.landed(flight.num_bytes, now - flight.posted)
             try:
                 self._transport.release(flight.handle)
-            except TransportError as error:
-                _log.warning("a transfer cannot be released: %s", error)
+            except Exception as error:  # noqa: BLE001  # its bytes have moved; that is what counts
+                _log.warning("a transfer cannot be released: %r", error)
             flight.ended(ok, "" if ok else "the transport reported a failure")
         return bool(landed)
 
     def _state(self, flight: _Flight) -> TransferState:
         try:
             return self._transport.poll(flight.handle)
-        except TransportError as error:
-            _log.warning("a transfer cannot be polled: %s", error)
-            return TransferState.FAILED
+        except Exception as error:  # noqa: BLE001  # one transfer's trouble must not keep the others from ending
+            _log.warning("a transfer cannot be polled, its connection is dropped: %r", error)
+            return self._break(flight)
+
+    def _break(self, flight: _Flight) -> TransferState:
+        """A transfer of unknown state has ended for certain only once its connection is gone."""
+        try:
+            self._transport.disconnect(flight.agent)
+        except Exception as error:  # noqa: BLE001  # then its blocks stay held: leaking is safe, freeing is not
+            _log.warning("the connection to %s cannot be dropped: %r", flight.agent, error)
+            return TransferState.PENDING
+        return TransferState.FAILED

@@ -28,10 +28,11 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, items: Sequence[Item]) -> None:
-        """Add work; wakes the courier only if it sleeps."""
+    def put(self, items: Sequence[Item], *, wake: bool = True) -> None:
+        """Add work; wakes the courier only if it sleeps, and only if asked to."""
         self._items.extend(items)
-        self.rouse()
+        if wake:
+            self.rouse()
 
     def take(self) -> list[Item]:
         """Everything put so far."""

@@ -57,6 +57,7 @@ class Job:
     tables: list[GroupBlocks] = field(default_factory=list)
     frontier: events.Frontier | None = None
     ended_at: float | None = None
+    in_tail: bool = False
     epoch: int = 0
 
     @property
@@ -110,6 +111,11 @@ class Outbound:
             for leg in job.legs
         )
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether the engine reports layers, without waking us, that somebody is registered for."""
+        return any(job.in_tail and job.legs for job in self._jobs.values())
+
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def started(self, command: PrefillStarted) -> None:
@@ -135,6 +141,7 @@ class Outbound:
         if job is None:
             return
         self._extend(job, command.groups)
+        job.in_tail = False
         if command.ended and job.ended_at is None:
             job.ended_at = self._host.now()
         self._move_frontier(job, command.final_tokens, ended=command.ended, tail_regions=0)
@@ -146,6 +153,7 @@ class Outbound:
             return
         self._extend(job, command.groups)
         if job.ended_at is None:
+            job.in_tail = True
             final = 0 if job.frontier is None else job.frontier.final_tokens
             self._move_frontier(job, final, ended=False, tail_regions=command.num_regions)
 
@@ -207,6 +215,7 @@ class Outbound:
         job.tables = [GroupBlocks(0, np.empty(0, np.int64)) for _ in job.tables]
         job.frontier = None
         job.ended_at = None
+        job.in_tail = False
         for leg in list(job.legs):
             if leg.registration.mode is Mode.PULL and leg.producer.state is ProducerState.SEALED:
                 leg.feed(events.PrefillLost(FailureReason.PREEMPTED, "the producer's blocks were taken back"))
