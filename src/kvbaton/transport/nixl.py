@@ -52,6 +52,7 @@ _STATE_BY_NIXL_WORD: Final[Mapping[str, TransferState]] = {
 _BINDING_ERRORS: Final = (RuntimeError, ValueError, TypeError, KeyError, OverflowError)
 _MAGIC: Final = b"KVBNIXL1"
 _NAME_LENGTH_BYTES: Final = 2
+_NUM_CLOSING_CALLS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,6 +234,9 @@ class NixlTransport:
         steps = [
             *(partial(agent.remove_remote_agent, peer) for peer in peers),
             *(partial(self._give_back, transfer) for transfer in transfers),
+            # UCX aborts the process when an agent is destroyed while the endpoint of a peer that died is still being
+            # torn down, which takes progress; one call was enough in every trial.
+            *[agent.get_new_notifs] * _NUM_CLOSING_CALLS,
             *(partial(agent.deregister_memory, each) for each in self._registrations),
         ]
         self._registrations = []
