@@ -38,10 +38,13 @@ class DialledLink(Link):
         self.rank = rank
         self._found: RankAddress | None = None
         self._attempt: _Attempt | None = None
+        self._num_probes = 0
 
     def _dial(self, *, probe: bool) -> None:
         self._hang_up()
-        if probe and self._found is not None:
+        self._num_probes = self._num_probes + 1 if probe else 0
+        # a machine that is gone refuses nothing; its engine's directory, back elsewhere or restarted, can tell
+        if self._found is not None and self._num_probes % 2:
             self._attempt = _RankAttempt(self._host, self, self._found)
         else:
             self._attempt = _DirectoryAttempt(self._host, self)
@@ -64,6 +67,11 @@ class DialledLink(Link):
             return
         for entry in directory.ranks:
             if (entry.pp, entry.tp) == (self.rank.pp, self.rank.tp):
+                if self._is_another(entry.boot_epoch):
+                    self.fail(
+                        FailureReason.PEER_LOST, "the engine has another process for this rank", gone=True
+                    )
+                    return
                 self._found = entry
                 self._attempt = _RankAttempt(self._host, self, entry)
                 return
@@ -75,8 +83,7 @@ class DialledLink(Link):
 
     def rank_answered(self, attempt: "_RankAttempt", identity: Identity) -> None:
         """The rank welcomed us: is it the process we know, and does it fit?"""
-        known = self.acquaintance.identity.boot_epoch if self.acquaintance else None
-        if known is not None and known != identity.boot_epoch:
+        if self._is_another(identity.boot_epoch):
             self.fail(FailureReason.PEER_LOST, "another process answers at the rank's address", gone=True)
             return
         try:
@@ -90,6 +97,10 @@ class DialledLink(Link):
         else:
             self._attempt = None
             self.feed(p.Welcomed())
+
+    def _is_another(self, boot_epoch: int) -> bool:
+        """Whether this is not the process we have met."""
+        return self.acquaintance is not None and self.acquaintance.identity.boot_epoch != boot_epoch
 
     def fail(self, reason: FailureReason, detail: str, *, gone: bool = False) -> None:
         """The attempt is over."""

@@ -1,14 +1,20 @@
 """Observe: what a courier counted and measured, as frozen records and plain data for metrics and traces."""
 
+import contextlib
 import json
 import logging
 import os
-from collections import Counter
+import threading
+from collections import Counter, deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from kvbaton.base.errors import ConfigError
+
 _log = logging.getLogger(__name__)
+
+MAX_RECORDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +101,26 @@ HANDOFF_COLUMNS = (
 
 
 class Observer:
-    """Gathers records until they are taken.
+    """Gathers records until they are taken; the oldest go where nobody takes them.
 
-    Owner: courier; `take_*` is called by it too.
+    Owner: courier; `take_*` may be called from any thread.
     """
 
     def __init__(self, trace_file: Path | None) -> None:
         """Append records to `trace_file` too; it is opened at once, so that a bad path is found at start."""
-        self._trace = trace_file.open("a", buffering=1, encoding="utf-8") if trace_file else None
-        self._records: list[HandoffRecord] = []
+        try:
+            self._trace = trace_file.open("a", buffering=1, encoding="utf-8") if trace_file else None
+        except OSError as error:
+            raise ConfigError("trace_file", str(trace_file), f"a file we can append to ({error})") from error
+        self._lock = threading.Lock()
+        self._records: deque[HandoffRecord] = deque(maxlen=MAX_RECORDS)
         self._unexpected: Counter[str] = Counter()
 
     def record(self, record: HandoffRecord) -> None:
         """A handoff ended."""
-        self._records.append(record)
-        if self._trace:
-            # one write per line: several workers may share the file
-            self._trace.write(json.dumps({**asdict(record), "pid": os.getpid()}) + "\n")
+        with self._lock:
+            self._records.append(record)
+        self._write(record)
         level = logging.DEBUG if record.outcome == "committed" else logging.WARNING
         _log.log(
             level,
@@ -125,22 +134,38 @@ class Observer:
             record.transfers,
         )
 
+    def _write(self, record: HandoffRecord) -> None:
+        if self._trace is None:
+            return
+        try:
+            # one write per line: several workers may share the file
+            self._trace.write(json.dumps({**asdict(record), "pid": os.getpid()}) + "\n")
+        except OSError:  # a full disk is no reason to stop moving KV
+            _log.exception("the trace file cannot be written; tracing ends")
+            self.close()
+
     def unexpected(self, what: str) -> None:
         """A peer's message fitted nothing."""
-        self._unexpected[what] += 1
+        with self._lock:
+            self._unexpected[what] += 1
         _log.debug("unexpected: %s", what)
 
     def take_handoffs(self) -> list[list[str | float]]:
         """Records since the last call, as columns."""
-        records, self._records = self._records, []
+        with self._lock:
+            records = list(self._records)
+            self._records.clear()
         return [[getattr(record, column) for column in HANDOFF_COLUMNS] for record in records]
 
     def take_unexpected(self) -> dict[str, int]:
         """Counts since the last call."""
-        counts, self._unexpected = self._unexpected, Counter()
+        with self._lock:
+            counts, self._unexpected = self._unexpected, Counter()
         return dict(counts)
 
     def close(self) -> None:
         """Close the trace."""
-        if self._trace:
-            self._trace.close()
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            with contextlib.suppress(OSError):  # what could not be written cannot be flushed either
+                trace.close()

@@ -67,7 +67,7 @@ class Transport(Protocol):
         ...
 
     def disconnect(self, agent: AgentName) -> None:
-        """Forget a peer; unknown names are ignored. The caller has no transfer in flight with it."""
+        """Forget a peer; unknown names are ignored. A transfer of ours still pending with it fails: no byte of it moves any more."""
         ...
 
     def post(self, operation: Operation, agent: AgentName, plan: Plan, notification: bytes) -> TransferHandle:

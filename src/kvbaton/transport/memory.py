@@ -48,7 +48,7 @@ class _Agent:
     frozen: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Transfer:
     operation: Operation
     initiator: _Agent
@@ -179,6 +179,13 @@ class MemoryNetwork:
             transfer.state = TransferState.FAILED
             self._transfers.remove(transfer)
 
+    def abandon(self, initiator: _Agent, target: AgentName) -> None:
+        """A connection was dropped: what was pending on it moves no more bytes."""
+        for transfer in [each for each in self._transfers if each.initiator is initiator]:
+            if transfer.target.name == target:
+                transfer.state = TransferState.FAILED
+                self._transfers.remove(transfer)
+
     def _finish(self, transfer: _Transfer) -> TransferState:
         if not transfer.target.alive:
             return TransferState.FAILED
@@ -255,8 +262,10 @@ class MemoryTransport:
             return agent.name
 
     def disconnect(self, agent: AgentName) -> None:
-        """Forget a peer."""
-        self._peers.pop(agent, None)
+        """Forget a peer; a transfer still pending with it fails."""
+        if self._peers.pop(agent, None) is not None:
+            with self._network.lock:
+                self._network.abandon(self._me, agent)
 
     def post(self, operation: Operation, agent: AgentName, plan: Plan, notification: bytes) -> TransferHandle:
         """Start moving `plan`."""
