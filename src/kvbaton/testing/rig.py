@@ -130,7 +130,9 @@ class MiniEngine:
         rng = np.random.default_rng(seed)
         for memories in self.memory:
             for memory in memories:
-                memory[:] = rng.integers(1, 256, memory.size, np.uint8)
+                memory[:] = (
+                    np.frombuffer(rng.bytes(memory.size), np.uint8) | 1
+                )  # never zero, as untouched bytes are
 
     def block(self, group: int, block_id: int) -> bytes:
         """What one block holds, over all regions."""
