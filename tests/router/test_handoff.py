@@ -169,7 +169,8 @@ async def test_decode_leg_keeps_the_clients_value_bytes():  # case 31
 async def test_prefill_leg_asks_for_exactly_one_token(
     path: str, limits: dict[str, int | None]
 ):  # cases 30 and 31
-    body = {"model": "fake", "stream": True, "stream_options": {"include_usage": True}, "n": 1, **limits}
+    body = {"model": "fake", "stream": True, "stream_options": {"include_usage": True}, "n": 1, "seed": 3}
+    body |= limits
     body |= {"prompt": PROMPT} if path == COMPLETIONS else {"messages": MESSAGES}
     async with run_cluster() as cluster:
         await cluster.post(path, body)
@@ -182,7 +183,7 @@ async def test_prefill_leg_asks_for_exactly_one_token(
         assert prefill["stream"] is False
         assert prefill["n"] == 1
         assert [prefill[name] for name in present] == [1] * len(present)
-        assert not {"min_tokens", "stream_options"} & prefill.keys()
+        assert not {"min_tokens", "stream_options", "seed"} & prefill.keys()
 
 
 async def test_end_to_end_headers_travel_on_both_legs():
