@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from engine.asks import CONCURRENCY, Answer, Ask, ask_all, differences, logprob_distance, make_asks
+from engine.asks import CONCURRENCY, Answer, Ask, ask_all, ask_alone, differences, logprob_distance, make_asks
 from engine.deployment import Deployment, small, without_connector
 from engine.quiet import wait_quiet
 from engine.theatre import Theatre
@@ -57,9 +57,9 @@ def ask_one(arguments: argparse.Namespace, theatre: Theatre, asks: list[Ask]) ->
         alone=True,
     )
     url = engine.prefill[0].url
-    answers = asyncio.run(ask_all(url, arguments.model, asks, 4))
+    answers = asyncio.run(ask_alone(url, arguments.model, asks))
     if arguments.twice:
-        again = asyncio.run(ask_all(url, arguments.model, asks, arguments.concurrency))
+        again = asyncio.run(ask_alone(url, arguments.model, list(reversed(asks))))[::-1]
         report("one engine, asked twice", asks, answers, again, arguments.noise)
     return answers
 

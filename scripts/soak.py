@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from engine.asks import Answer, Ask, ask, ask_all, differences, make_asks, session
+from engine.asks import Answer, Ask, ask, ask_alone, differences, make_asks, session
 from engine.deployment import Actor, Deployment, small, without_connector
 from engine.junk import bad_params, bad_producer_params
 from engine.legs import good_params
@@ -76,7 +76,8 @@ async def play_round(
 
         async def annoy(params: object) -> None:
             engine = rng.choice(pair.engines)
-            request = rng.choice(known)[0].but(kv_transfer_params=params, cache_salt=f"junk-{number}")
+            greedy = rng.choice([each for each, _ in known if not each.seeded])
+            request = greedy.but(kv_transfer_params=params, cache_salt=f"junk-{number}")
             await ask(http, engine.url, model, request)
 
         odd = [leave(rng.choice(known)[0]) for _ in range(PER_ROUND // 4)]
@@ -97,7 +98,7 @@ def main() -> int:
             alone = theatre.play(
                 "alone", lambda path: small(path, prefix_caching=False), without_connector, alone=True
             )
-            expected = asyncio.run(ask_all(alone.prefill[0].url, arguments.model, asks, 4))
+            expected = asyncio.run(ask_alone(alone.prefill[0].url, arguments.model, asks))
             known = list(zip(asks, expected, strict=True))
             pair = theatre.play("pair", small)
             for mode in Mode:

@@ -35,8 +35,8 @@ class Ask:
     body: Mapping[str, object]
 
     @property
-    def streamed(self) -> bool:
-        return bool(self.body.get("stream"))
+    def seeded(self) -> bool:
+        return "seed" in self.body
 
     def but(self, **changes: object) -> "Ask":
         return replace(self, body={**self.body, **changes})
@@ -108,14 +108,17 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(FIRST_PLAIN_ID, VOCABULARY) for _ in range(count)]
 
 
-def shape(rng: random.Random) -> dict[str, object]:
-    """Return sampling and output options."""
+def shape(rng: random.Random, *, may_seed: bool) -> dict[str, object]:
+    """Return sampling and output options.
+
+    A plain vLLM 0.32 on CPU dies of a seeded request whose prefill takes several chunks, so long ones are greedy here.
+    """
     body: dict[str, object] = {
         "max_tokens": rng.choice((1, 2, 8, 12, 24)),
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    if rng.random() < 0.5:
+    if not may_seed or rng.random() < 0.4:
         body["temperature"] = 0
     else:
         body |= {
@@ -129,7 +132,7 @@ def shape(rng: random.Random) -> dict[str, object]:
 
 
 def completion(rng: random.Random, about: str, prompt: Sequence[int]) -> Ask:
-    body = shape(rng) | {"prompt": list(prompt)}
+    body = shape(rng, may_seed=len(prompt) <= CHUNK_TOKENS) | {"prompt": list(prompt)}
     if rng.random() < 0.4:
         body["logprobs"] = 3
     return Ask(about, "/v1/completions", body)
@@ -138,7 +141,7 @@ def completion(rng: random.Random, about: str, prompt: Sequence[int]) -> Ask:
 def chat(rng: random.Random) -> Ask:
     num_words = rng.choice((1, 5, 40, 300, 1500))
     words = " ".join(rng.choice(WORDS) for _ in range(num_words))
-    body = shape(rng) | {"messages": [{"role": "user", "content": words}]}
+    body = shape(rng, may_seed=num_words <= 300) | {"messages": [{"role": "user", "content": words}]}
     if rng.random() < 0.4:
         body |= {"logprobs": True, "top_logprobs": 3}
     return Ask(f"chat of {num_words} words", "/v1/chat/completions", body)
@@ -188,6 +191,13 @@ async def ask_all(url: str, model: str, asks: Sequence[Ask], concurrency: int) -
                 return await ask(http, url, model, request)
 
         return list(await asyncio.gather(*(one(request) for request in asks)))
+
+
+async def ask_alone(url: str, model: str, asks: Sequence[Ask]) -> list[Answer]:
+    """Ask one plain engine: seeded requests one by one, so that none is cut into chunks, the others four at once."""
+    greedy = iter(await ask_all(url, model, [each for each in asks if not each.seeded], 4))
+    seeded = iter(await ask_all(url, model, [each for each in asks if each.seeded], 1))
+    return [next(seeded if each.seeded else greedy) for each in asks]
 
 
 async def read_stream(response: aiohttp.ClientResponse, answer: Answer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.asks import Answer, Ask, ask_all, make_asks
+from engine.asks import Answer, Ask, ask_alone, make_asks
 from engine.deployment import Deployment, small, without_connector
 from engine.fans import make_fans
 from engine.theatre import Theatre
@@ -29,7 +29,7 @@ def expected(theatre: Theatre) -> list[tuple[Ask, Answer]]:
     engine = theatre.play(
         "alone", lambda folder: small(folder, prefix_caching=False), without_connector, alone=True
     )
-    answers = asyncio.run(ask_all(engine.prefill[0].url, engine.config.model, asks, 4))
+    answers = asyncio.run(ask_alone(engine.prefill[0].url, engine.config.model, asks))
     failed = [
         f"{ask.about}: {answer.error}" for ask, answer in zip(asks, answers, strict=True) if not answer.ok
     ]

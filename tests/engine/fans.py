@@ -6,15 +6,18 @@ from engine.asks import Ask, random_tokens
 
 
 def make_fans(seed: int) -> list[Ask]:
-    """Return requests that a router must split, serve in one place, or pass through, but never hang."""
+    """Return requests that a router must split, serve in one place, or pass through, but never hang.
+
+    Seeded ones fit a chunk with all their choices; see `engine.asks.shape`.
+    """
     rng = random.Random(seed)
     plain: dict[str, object] = {"max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
     seeded = plain | {"temperature": 0.9, "seed": 77}
     stream: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
     long = random_tokens(rng, 1500)
-    words = [{"role": "user", "content": "Which lane is the baton in? " * 30}]
+    words = [{"role": "user", "content": "Which lane is the baton in? " * 12}]
     return [
-        Ask("n=3", "/v1/completions", seeded | {"prompt": long, "n": 3}),
+        Ask("n=3", "/v1/completions", seeded | {"prompt": long[:300], "n": 3}),
         Ask("n=2 streamed", "/v1/completions", seeded | stream | {"prompt": long[:300], "n": 2}),
         Ask("n=2 chat", "/v1/chat/completions", seeded | {"messages": words, "n": 2}),
         Ask(

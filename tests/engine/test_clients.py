@@ -53,7 +53,7 @@ async def test_openai_client_streams_and_asks_for_several_choices(pair: Deployme
         )
         events = [event async for event in stream]
         several = await client.completions.create(
-            model=model, prompt=[PROMPT, "lane"], max_tokens=4, n=2, temperature=0.5, seed=1
+            model=model, prompt=[PROMPT, "lane"], max_tokens=4, n=2, temperature=0.5
         )
         response = await client.responses.create(model=model, input=PROMPT, max_output_tokens=16)
 
