@@ -188,9 +188,11 @@ class LegOpened(Event):
 
     Attributes:
         fan_out: how many consumer ranks this producer rank has to serve.
+        epoch: of the registration; a newer one starts the count of served ranks afresh.
     """
 
     fan_out: int
+    epoch: int = 0
 
 
 class LegOutcome(Event):

@@ -43,6 +43,7 @@ class Lease(Machine[LeaseState]):
         self._num_legs = 0
         self._num_received = 0
         self._fan_out = 1
+        self._epoch = 0
         self._unwanted: FailureReason | None = None
         self._report = False
 
@@ -62,6 +63,8 @@ class Lease(Machine[LeaseState]):
 
     def _leg_opened(self, event: events.LegOpened, now: float) -> LeaseState:
         self._num_legs += 1
+        if event.epoch > self._epoch:
+            self._epoch, self._fan_out, self._num_received = event.epoch, 1, 0
         self._fan_out = max(self._fan_out, event.fan_out)
         self._deadline = None
         self._unwanted = None

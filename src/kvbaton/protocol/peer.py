@@ -2,7 +2,7 @@
 
 Law 1: whatever changes a peer's state is in this file.
 Law 2: silence is not death. Death is a refused connection at the process's own address, another boot epoch there, or an orderly end
-of its connection (its kernel closed it) after which nobody answers there. Only death, or the peer's own word, frees blocks it might
+of its connection (its kernel closed it) after which nobody accepts one there. Only death, or the peer's own word, frees blocks it might
 still write into. An orderly end alone proves nothing: a peer that dislikes a message may hang up with WRITEs still in flight.
 """
 
@@ -65,12 +65,16 @@ class DialFailed(Event):
         gone: proof that the expected process no longer exists.
         reason: for those who wait.
         detail: for people.
-        final: no use trying again for those who wait now (refused, incompatible).
     """
 
     gone: bool
     reason: FailureReason
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted(Event):
+    """The rank's own address accepted a connection: a listener, and so its process, exists, however long it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,7 @@ class Peer(Machine[PeerState]):
         self._pause_s = times.pause_min_s
         self._last_heard = now
         self._orderly = False
+        self._lives = False  # since its connection ended, something accepted one at its address
         self._deadline: float | None = now + times.interval_s if accepted else now
 
     def next_deadline(self) -> float | None:
@@ -190,11 +195,17 @@ class Peer(Machine[PeerState]):
         return self._pause(now, PeerState.WAITING)
 
     def _probe_failed(self, event: DialFailed, now: float) -> PeerState:
-        return self._die() if event.gone or self._orderly else self._pause(now, PeerState.PAUSING)
+        dead = event.gone or (self._orderly and not self._lives)
+        return self._die() if dead else self._pause(now, PeerState.PAUSING)
+
+    def _probe_accepted(self, event: Accepted, now: float) -> PeerState:
+        self._lives = True
+        return PeerState.PROBING
 
     def _probe_timed_out(self, event: Tick, now: float) -> PeerState:
         self._emit(HangUp())
-        return self._die() if self._orderly else self._pause(now, PeerState.PAUSING)
+        dead = self._orderly and not self._lives
+        return self._die() if dead else self._pause(now, PeerState.PAUSING)
 
     def _pause(self, now: float, state: PeerState) -> PeerState:
         self._deadline = now + self._pause_s
@@ -222,6 +233,7 @@ class Peer(Machine[PeerState]):
         if self._accepted:
             return self._die()
         self._orderly = event.orderly
+        self._lives = False
         if self.state is PeerState.READY:
             self._emit(AnnounceSilent())
         return self._probe(event, now)
@@ -240,6 +252,7 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     (PeerState.DIALLING, Welcomed): Peer._welcome,
     (PeerState.DIALLING, DialFailed): Peer._dial_failed,
     (PeerState.DIALLING, Tick): Peer._dial_timed_out,
+    (PeerState.DIALLING, Accepted): Peer._same,
     (PeerState.READY, Heard): Peer._heard,
     (PeerState.READY, Tick): Peer._beat,
     (PeerState.READY, ConnectionEnded): Peer._ended,
@@ -247,6 +260,7 @@ TRANSITIONS: Final[Mapping[tuple[Enum, type[Event]], Callable[..., Enum]]] = {
     (PeerState.SILENT, Tick): Peer._beat,
     (PeerState.SILENT, ConnectionEnded): Peer._ended,
     (PeerState.PROBING, Welcomed): Peer._welcome,
+    (PeerState.PROBING, Accepted): Peer._probe_accepted,
     (PeerState.PROBING, DialFailed): Peer._probe_failed,
     (PeerState.PROBING, Tick): Peer._probe_timed_out,
     (PeerState.PAUSING, Tick): Peer._probe,

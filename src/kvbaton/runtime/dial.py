@@ -220,6 +220,10 @@ class _RankAttempt(_Attempt):
     def ask(self, proof: bytes) -> AnyMessage:
         return Introduce(self._host.identity, proof)
 
+    def on_open(self) -> None:
+        self._link.feed(p.Accepted())
+        super().on_open()
+
     def on_message(self, message: AnyMessage) -> None:
         if self._welcomed:
             self._link.handle(message)

@@ -48,6 +48,7 @@ class Intake:
     arrived: int = 0
     descriptors: int = 0
     bytes: int = 0
+    checksums: int = 0
 
     @property
     def expects_data(self) -> bool:
@@ -303,6 +304,7 @@ class Inbound:
             if group.ids.size
         )
         if found == expected:
+            intake.checksums = len(found) // 4
             self.feed(intake, events.Checked(ok=True))
             return
         detail = f"{len(found) // 4} checksums computed, {len(expected) // 4} received"
@@ -346,6 +348,7 @@ class Inbound:
             tail_s=0.0,
             streamed_bytes=0,
             tail_transfers=0,
+            checksums=intake.checksums,
         )
 
 

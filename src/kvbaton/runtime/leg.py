@@ -133,6 +133,11 @@ class Leg:
         return self.producer.num_in_flight
 
     @property
+    def num_posted(self) -> int:
+        """Transfers posted so far."""
+        return self._tally.transfers
+
+    @property
     def is_open(self) -> bool:
         """Whether the machine can still do something."""
         return self.producer.state not in TERMINAL

@@ -40,6 +40,7 @@ class HandoffRecord:
         tail_s: producer: from the end of the prefill to the last end.
         streamed_bytes: producer: posted before the prefill had ended.
         tail_transfers: producer: transfers that carried only some layers.
+        checksums: consumer: compared and equal; one per block and region.
     """
 
     transfer_id: str
@@ -60,6 +61,7 @@ class HandoffRecord:
     tail_s: float
     streamed_bytes: int
     tail_transfers: int
+    checksums: int = 0
 
 
 class Observations(TypedDict):
@@ -97,6 +99,7 @@ HANDOFF_COLUMNS = (
     "tail_s",
     "streamed_bytes",
     "tail_transfers",
+    "checksums",
 )
 
 

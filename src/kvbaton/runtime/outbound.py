@@ -1,8 +1,6 @@
 """Outbound: the prefills this rank can hand off, their leases, and who has registered for them."""
 
 import logging
-from collections import OrderedDict
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,7 +8,7 @@ from kvbaton.base.errors import FailureReason, RemoteProtocolError
 from kvbaton.base.ids import HandoffKey, RequestId
 from kvbaton.kv.blocks import GroupBlocks
 from kvbaton.protocol import effects, events
-from kvbaton.protocol.lease import Lease, LeaseState
+from kvbaton.protocol.lease import Lease
 from kvbaton.protocol.machine import Effect, Event
 from kvbaton.protocol.mode import Mode
 from kvbaton.protocol.producer import ProducerState
@@ -24,57 +22,13 @@ from kvbaton.runtime.commands import (
 )
 from kvbaton.runtime.drive import Drive
 from kvbaton.runtime.handoffs import HandoffHost
+from kvbaton.runtime.job import Job, JobKey, Memory
 from kvbaton.runtime.leg import Leg, Registration
 from kvbaton.runtime.link import Link
 from kvbaton.wire import messages as m
 from kvbaton.wire.translate import blocks_from_wire, key_from_wire
 
 _log = logging.getLogger(__name__)
-
-MAX_REMEMBERED = 4096
-MAX_PARKED_PER_LINK = 4096
-
-_JobKey = tuple[str, int]
-
-
-@dataclass(slots=True)
-class Job:
-    """One prefill, or registrations that wait for one.
-
-    Attributes:
-        key: transfer id and child; epochs only tell registrations apart.
-        lease: None until the prefill is known here.
-        tables: per group, the request's block ids from index 0.
-    """
-
-    key: _JobKey
-    legs: list[Leg] = field(default_factory=list)
-    lease: Lease | None = None
-    drive: Drive[LeaseState] | None = None
-    request_id: RequestId | None = None
-    num_tokens: int = 0
-    digest: bytes = b""
-    tables: list[GroupBlocks] = field(default_factory=list)
-    frontier: events.Frontier | None = None
-    ended_at: float | None = None
-    in_tail: bool = False
-    epoch: int = 0
-
-    @property
-    def request_name(self) -> str:
-        """For records."""
-        return self.request_id or ""
-
-    def block_ids(self, group: int, start: int, end: int) -> GroupBlocks:
-        """Blocks start..end-1. Raises RemoteProtocolError where the request has no such blocks."""
-        if group >= len(self.tables):
-            raise RemoteProtocolError(f"the request has no blocks in group {group}")
-        return GroupBlocks(start, self.tables[group].between(start, end))
-
-    @property
-    def num_in_flight(self) -> int:
-        """Transfers that read this prefill's blocks now."""
-        return sum(leg.num_in_flight for leg in self.legs)
 
 
 class Outbound:
@@ -86,11 +40,10 @@ class Outbound:
     def __init__(self, host: HandoffHost) -> None:
         """Start with none."""
         self._host = host
-        self._jobs: dict[_JobKey, Job] = {}
+        self._jobs: dict[JobKey, Job] = {}
         self._by_request: dict[RequestId, Job] = {}
-        self._gone: OrderedDict[_JobKey, FailureReason] = (
-            OrderedDict()
-        )  # ended jobs, and releases that came early
+        self._gone: Memory[JobKey, FailureReason] = Memory()  # ended jobs, and releases that came early
+        self._cancelled: Memory[HandoffKey, FailureReason] = Memory()  # cancelled before they were known
 
     @property
     def num_legs(self) -> int:
@@ -131,8 +84,8 @@ class Outbound:
         job.drive = Drive(job.lease, lambda effect: self._perform(job, effect), self._host.now)
         self._by_request[command.request_id] = job
         for leg in job.legs:
-            self._feed_lease(job, events.LegOpened(leg.registration.fan_out))
-        if self._gone.pop(key, None) is not None:
+            self._feed_lease(job, _opened(leg))
+        if self._gone.pop(key) is not None:
             self._feed_lease(job, events.ReleaseAsked())
 
     def progressed(self, command: PrefillProgress) -> None:
@@ -197,7 +150,7 @@ class Outbound:
         if command.held:
             self._host.report_sent(command.request_id)
         key = (command.key.transfer_id, command.key.child)
-        self._remember(key, FailureReason.PREFILL_ABORTED)
+        self._gone.put(key, FailureReason.PREFILL_ABORTED)
         waiting = self._jobs.get(key)
         if waiting is not None and waiting.lease is None:
             for leg in list(waiting.legs):
@@ -217,8 +170,11 @@ class Outbound:
         job.ended_at = None
         job.in_tail = False
         for leg in list(job.legs):
-            if leg.registration.mode is Mode.PULL and leg.producer.state is ProducerState.SEALED:
-                leg.feed(events.PrefillLost(FailureReason.PREEMPTED, "the producer's blocks were taken back"))
+            if leg.registration.verify and leg.num_posted:
+                # checksums are taken when all was sent; what was sent from these blocks could not be told from damage
+                leg.feed(
+                    events.PrefillLost(FailureReason.PREEMPTED, "the blocks to be verified were taken back")
+                )
             else:
                 leg.feed(events.Preempted())
 
@@ -248,6 +204,8 @@ class Outbound:
             case m.Cancel():
                 leg = self._find(link, key_from_wire(message.key))
                 if leg is None:
+                    # its Register may still be unread on an older connection, and serving that would write into freed blocks
+                    self._cancelled.put(key_from_wire(message.key), _reason(message.reason))
                     link.send(m.Cancelled(message.key))
                 else:
                     leg.feed(events.CancelArrived(_reason(message.reason)))
@@ -278,13 +236,13 @@ class Outbound:
                 )
         # feeding may have ended the job; a registration revives it, and takes an early release back
         job = self._jobs.setdefault(key, job)
-        self._gone.pop(key, None)
+        self._gone.pop(key)
         leg = Leg(
             self._host, link, registration, job, lambda each, reason: self._leg_closed(job, each, reason)
         )
         job.legs.append(leg)
         if job.lease is not None:
-            self._feed_lease(job, events.LegOpened(registration.fan_out))
+            self._feed_lease(job, _opened(leg))
             if job.frontier is not None:
                 leg.feed(job.frontier)
 
@@ -314,6 +272,8 @@ class Outbound:
         )
 
     def _refusal(self, link: Link, registration: Registration) -> FailureReason | None:
+        if registration.key in self._cancelled:
+            return FailureReason.ABORTED
         key = (registration.key.transfer_id, registration.key.child)
         job = self._jobs.get(key)
         if job is None:
@@ -335,7 +295,7 @@ class Outbound:
         if job is not None and job.lease is not None:
             self._feed_lease(job, events.ReleaseAsked())
         elif (key.transfer_id, key.child) not in self._gone:
-            self._remember((key.transfer_id, key.child), FailureReason.RELEASED)
+            self._gone.put((key.transfer_id, key.child), FailureReason.RELEASED)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -412,15 +372,14 @@ class Outbound:
         if job.request_id is not None:
             self._by_request.pop(job.request_id, None)
         if job.lease is not None:
-            self._remember(job.key, reason or FailureReason.ALREADY_CLAIMED)
+            self._gone.put(job.key, reason or FailureReason.ALREADY_CLAIMED)
         elif reason is not None and reason is not FailureReason.UNKNOWN_TRANSFER:
             # a consumer that gave up before the prefill came will not come back for it
-            self._remember(job.key, FailureReason.RELEASED)
+            self._gone.put(job.key, FailureReason.RELEASED)
 
-    def _remember(self, key: _JobKey, reason: FailureReason) -> None:
-        self._gone[key] = reason
-        while len(self._gone) > MAX_REMEMBERED:
-            self._gone.popitem(last=False)
+
+def _opened(leg: Leg) -> events.LegOpened:
+    return events.LegOpened(leg.registration.fan_out, leg.registration.key.epoch)
 
 
 def _is_due(deadline: float | None, now: float) -> bool:
