@@ -1,98 +1,24 @@
 """The scheduler half behind vLLM's own scheduler, which asserts what a connector must never do; only the workers are pretended."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-import torch
-from vllm.config import set_current_vllm_config
-from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.request import RequestStatus
 
 from connector.stand_ins import CONSUME
-from kvbaton.launch.model import ensure_model
+from connector.vllm_engine import Engine, Wanted, make_scheduler
 from kvbaton.runtime.commands import (
     CancelReceive,
     DeclineTransfer,
     PrefillAborted,
     PrefillFinished,
     PrefillPreempted,
-    PrefillProgress,
     PrefillStarted,
     StartReceive,
 )
 
-if TYPE_CHECKING:
-    from kvbaton.connector.metadata import BatonMetadata
-
-BLOCK_TOKENS = 32
-CHUNK_TOKENS = 64
 PRODUCE = {"do_remote_decode": True, "do_remote_prefill": False}
-
-
-class Engine:
-    """vLLM's scheduler and a worker that computes nothing."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self.scheduler = scheduler
-        self.steps: list[BatonMetadata] = []
-        self._count = 0
-
-    def add(self, num_tokens: int, params: Any = None, first: int = 1, **sampling: Any) -> str:
-        self._count += 1
-        options = {"max_tokens": 1, "ignore_eos": True} | sampling
-        request = Request(
-            f"r{self._count}",
-            [first + index % 500 for index in range(num_tokens)],
-            SamplingParams(extra_args={"kv_transfer_params": params} if params else None, **options),
-            None,
-            block_hasher=get_request_block_hasher(BLOCK_TOKENS, sha256),
-        )
-        self.scheduler.add_request(request)
-        return request.request_id
-
-    def step(
-        self, sent: tuple[str, ...] = (), received: tuple[str, ...] = (), failed: tuple[str, ...] = ()
-    ) -> list[Any]:
-        """One engine step; returns the outputs for clients."""
-        output = self.scheduler.schedule()
-        self.steps.append(output.kv_connector_metadata)
-        ids = list(output.num_scheduled_tokens)
-        requests = [self.scheduler.requests[name] for name in ids]
-        tokens = [[7] if r.num_computed_tokens >= r.num_tokens else [] for r in requests]
-        found = ModelRunnerOutput(ids, {name: index for index, name in enumerate(ids)}, tokens)
-        found.kv_connector_output = KVConnectorOutput(
-            finished_sending=set(sent),
-            finished_recving=set(received) | set(failed),
-            failed_recving=set(failed),
-        )
-        by_client = self.scheduler.update_from_output(output, found)
-        return [entry for outputs in by_client.values() for entry in outputs.outputs]
-
-    def commands(self, kind: type) -> list[Any]:
-        return [
-            command for metadata in self.steps for command in metadata.before if isinstance(command, kind)
-        ]
-
-    @property
-    def frontiers(self) -> list[PrefillProgress]:
-        return [progress for metadata in self.steps for progress in metadata.after]
-
-    @property
-    def num_free(self) -> int:
-        return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(ensure_model("nano"))
 
 
 @pytest.fixture
@@ -104,41 +30,10 @@ def make_engine(model: str) -> Iterator[Callable[..., Engine]]:
         policy: str = "fail",
         window: bool = False,
         num_blocks: int = 100,
-        **more: Any,
+        **arguments: Any,
     ) -> Engine:
-        config = EngineArgs(
-            model=model,
-            max_model_len=2048,
-            max_num_batched_tokens=CHUNK_TOKENS,
-            max_num_seqs=8,
-            block_size=BLOCK_TOKENS,
-            enforce_eager=True,
-            kv_transfer_config={
-                "kv_connector": "BatonConnector",
-                "kv_connector_module_path": "kvbaton.connector",
-                "kv_role": role,
-                "kv_load_failure_policy": policy,
-            },
-            **({"async_scheduling": False} | more),
-        ).create_engine_config()
-        shape = {"block_size": BLOCK_TOKENS, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
-        config.cache_config.num_gpu_blocks = num_blocks
-        groups = [KVCacheGroupSpec(["0.attn"], FullAttentionSpec(**shape))]
-        if window:
-            groups.append(KVCacheGroupSpec(["1.attn"], SlidingWindowSpec(sliding_window=33, **shape)))
-        init_none_hash(sha256)
-        with set_current_vllm_config(config):
-            scheduler = Scheduler(
-                vllm_config=config,
-                kv_cache_config=KVCacheConfig(
-                    num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
-                ),
-                structured_output_manager=StructuredOutputManager(config),
-                block_size=BLOCK_TOKENS,
-                hash_block_size=BLOCK_TOKENS,
-                log_stats=True,
-            )
-        engines.append(Engine(scheduler))
+        wanted = Wanted(model, role, policy, window, num_blocks, arguments=arguments)
+        engines.append(Engine(make_scheduler(wanted)))
         return engines[-1]
 
     yield make
