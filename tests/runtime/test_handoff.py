@@ -4,6 +4,7 @@ import pytest
 
 from kvbaton.kv.layout import GroupKind
 from kvbaton.protocol.mode import Mode
+from kvbaton.runtime.observe import HANDOFF_COLUMNS
 from kvbaton.testing.rig import MiniEngine, Shape
 from kvbaton.transport.faults import Corrupt
 from runtime.world import World
@@ -108,6 +109,8 @@ def test_verified_handoff_commits_when_nothing_was_damaged(world: World, mode: M
 
     assert consumer.wait_received("r") == {}
     producer.wait_sent("q")
+    record = consumer.courier.take_statistics()["handoffs"][0]
+    assert record[HANDOFF_COLUMNS.index("checksums")] == 4  # two blocks in two regions
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -22,6 +22,7 @@ COUNTERS: Final = {
     "descriptors": "Address ranges posted",
     "transfers": "Transfers posted or seen arriving",
     "streamed_bytes": "KV bytes posted before the prefill had ended",
+    "checksums": "Block checksums compared and found equal",
 }
 PHASES: Final = {
     "register_wait_s": "Registration waiting for its prefill, or for the producer to be reachable",
