@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve test check fmt lock clean
+.PHONY: help install demo serve bench test check fmt lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,9 +11,10 @@ CONSTRAINTS := requirements/constraints.txt
 # The first Python that is new enough; name another with `make PYTHON=python3.12 ...`.
 PYTHON := $(shell for p in python3 python3.12 python3.11 python3.13 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
-# Passed on: `make test PYTEST_ARGS="-k lease"`, `make serve UP_ARGS="--decode 2"`.
+# Passed on: `make test PYTEST_ARGS="-k lease"`, `make serve UP_ARGS="--decode 2"`, `make bench BENCH_ARGS="--dry-run"`.
 PYTEST_ARGS ?=
 UP_ARGS ?=
+BENCH_ARGS ?= --preset cpu-2core
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,6 +31,9 @@ demo: $(READY) ## Start one prefill and one decode engine with a router, answer 
 
 serve: $(READY) ## The same deployment, left running until Ctrl-C
 	@$(BIN)/kvbaton up $(UP_ARGS)
+
+bench: $(READY) ## Measure kvbaton beside vLLM's own connectors (hours; resumes; BENCH_ARGS=--dry-run shows the plan)
+	@$(BIN)/kvbaton bench $(BENCH_ARGS)
 
 check: $(READY) ## Lint, format check, types, layer rules
 	@$(BIN)/ruff check .

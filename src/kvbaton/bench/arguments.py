@@ -1,6 +1,7 @@
 """Flags of `kvbaton bench` and how they become a configuration."""
 
 import argparse
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -8,12 +9,14 @@ from typing import Final, TypeVar
 
 from kvbaton.base.errors import ConfigError
 from kvbaton.bench.config import PRESETS, Attached, BenchConfig, Device
-from kvbaton.bench.contenders import CONTENDERS, parse_contenders
+from kvbaton.bench.contenders import CONTENDERS, Json, parse_contenders
 from kvbaton.workload.arrivals import Arrivals
 from kvbaton.workload.cells import parse_cell, parse_link
 
 T = TypeVar("T")
-NOT_SETTINGS: Final = frozenset({"command", "handler", "preset", "attach", "dry_run", "report_only", "out"})
+NOT_SETTINGS: Final = frozenset(
+    {"command", "handler", "preset", "attach", "dry_run", "report_only", "out", "set"}
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--engine-arg", action="append", dest="engine_args", metavar="ARG", help="given to vLLM; repeatable")
     add(
+        "--set",
+        action="append",
+        metavar="KEY=JSON",
+        help="a connector setting of every contender, e.g. backends; repeatable",
+    )
+    add(
         "--attach",
         action="append",
         metavar="CONTENDER=PREFILL_URL,DECODE_URL",
@@ -123,6 +132,7 @@ def config_from(arguments: argparse.Namespace) -> BenchConfig:
         values["engine_args"] = tuple(_texts(values["engine_args"]))
     if values.get("ucx_tls") == "default" or ("ucx_tls" not in values and values["device"] is Device.CUDA):
         values["ucx_tls"] = None
+    values["common"] = parse_common(arguments.set or [])
     out = arguments.out or Path("bench-out")
     return BenchConfig(out=out, attached=attached, **values)  # type: ignore[arg-type]  # checked above and in __post_init__
 
@@ -146,6 +156,24 @@ def parse_attached(items: list[str]) -> Mapping[str, Attached]:
         ):
             raise ConfigError("--attach", item, "CONTENDER=PREFILL_URL,DECODE_URL (plain=URL)")
         found[key] = Attached(urls[0] if wanted == 2 else None, urls[-1])
+    return MappingProxyType(found)
+
+
+def parse_common(items: list[str]) -> Mapping[str, Json]:
+    """Read KEY=JSON.
+
+    Raises:
+        ConfigError: it is not written like that.
+    """
+    found: dict[str, Json] = {}
+    for item in items:
+        key, separator, text = item.partition("=")
+        try:
+            found[key] = json.loads(text)
+        except json.JSONDecodeError:
+            separator = ""
+        if not key or not separator:
+            raise ConfigError("--set", item, 'KEY=JSON such as backends=["LIBFABRIC"]')
     return MappingProxyType(found)
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kvbaton.base.errors import ConfigError
-from kvbaton.bench.contenders import CONTENDERS, Contender
+from kvbaton.bench.contenders import CONTENDERS, Contender, Json
 from kvbaton.workload.arrivals import Arrivals
 from kvbaton.workload.cells import Cell, Link
 
@@ -58,6 +58,7 @@ class BenchConfig:
         prefix_caching: off by default, so that every prompt is computed.
         ucx_tls: UCX_TLS of the engines.
         engine_args: handed to vLLM.
+        common: connector settings of every contender, such as NIXL's backends.
         attached: engines already running, by contender.
         client_nice: niceness of the load generator.
         ready_timeout_s: for a boot.
@@ -88,6 +89,7 @@ class BenchConfig:
     prefix_caching: bool = False
     ucx_tls: str | None = "tcp"
     engine_args: tuple[str, ...] = ()
+    common: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
     attached: Mapping[str, Attached] = field(default_factory=lambda: MappingProxyType({}))
     client_nice: int = 5
     ready_timeout_s: float = 300.0
@@ -134,9 +136,9 @@ class BenchConfig:
         """What results must share to be put into one table."""
         keys = (
             "model", "dtype", "output_tokens", "seed", "arrivals", "device", "prefill_on", "decode_on", "chunk_tokens",
-            "block_tokens", "prefix_caching", "ucx_tls", "engine_args", "requests",
+            "block_tokens", "prefix_caching", "ucx_tls", "engine_args", "requests", "common",
         )  # fmt: skip
-        return {key: str(getattr(self, key)) for key in keys}
+        return {key: str(getattr(self, key)) for key in keys if key != "common" or self.common}
 
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(

@@ -1,12 +1,14 @@
 """Contenders: what is compared, each as the connector, settings and routing it runs with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 from kvbaton.base.errors import ConfigError
 from kvbaton.protocol.mode import Mode
+
+Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Contender:
     label: str
     connector: str | None
     mode: Mode | None
-    settings: Mapping[str, bool | str] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
     progress_thread: bool = True
     colour: str = "#777777"
 

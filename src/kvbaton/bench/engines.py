@@ -170,9 +170,9 @@ def engine_spec(
         argv.append("--enforce-eager")
     if contender.connector is not None:
         argv += ["--kv-transfer-config", json.dumps(transfer_config(contender, role), sort_keys=True)]
-    argv += config.engine_args
     if config.device is Device.CUDA and role == PLAIN_ENGINE and "," in cores:
         argv += ["--tensor-parallel-size", str(cores.count(",") + 1)]
+    argv += config.engine_args  # last, so that they win
     return Spec(
         name=role,
         argv=inside(place.namespace, argv),

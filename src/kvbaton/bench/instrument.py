@@ -25,6 +25,7 @@ NO_PROGRESS_THREAD: Final = "KVBATON_BENCH_NO_PROGRESS_THREAD"
 WRITE_EVERY_S: Final = 0.25
 
 UPSTREAM: Final = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
+UPSTREAM_NIXL_LOADER: Final = "vllm.distributed.nixl_utils"
 HOME_BY_CONNECTOR: Final = {
     "NixlConnector": UPSTREAM,
     "NixlPullConnector": UPSTREAM,
@@ -56,14 +57,13 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"{os.getpid()}.json"
+        self._folder = folder
         self._lock = threading.Lock()
         self._sums: dict[tuple[str, str], list[float]] = {}
         self._dirty = threading.Event()
         self._pause = threading.Event()
         self._inside = threading.local()
-        threading.Thread(target=self._write_for_ever, name="kvbaton-bench", daemon=True).start()
+        self._writer = threading.Thread(target=self._write_for_ever, name="kvbaton-bench", daemon=True)
 
     def timed(self, side: Callable[[Any], str], name: str, call: Method, amount: Method | None) -> Method:
         """Wrap a method. Time inside another wrapped hook is the outer one's."""
@@ -87,6 +87,8 @@ class Recorder:
 
     def _add(self, side: str, hook: str, wall_s: float, cpu_s: float, amount: int) -> None:
         with self._lock:
+            if not self._sums:
+                self._writer.start()
             sums = self._sums.setdefault((side, hook), [0, 0.0, 0.0, 0])
             sums[0] += 1
             sums[1] += wall_s
@@ -95,14 +97,16 @@ class Recorder:
         self._dirty.set()
 
     def _write_for_ever(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{os.getpid()}.json"
         while True:
             self._dirty.wait()
             self._dirty.clear()
             with self._lock:
                 rows = [[side, hook, *sums] for (side, hook), sums in self._sums.items()]
-            scratch = self._path.with_suffix(".tmp")
+            scratch = path.with_suffix(".tmp")
             scratch.write_text(json.dumps(rows), encoding="utf-8")
-            scratch.replace(self._path)  # a reader never sees half a file
+            scratch.replace(path)  # a reader never sees half a file
             self._pause.wait(WRITE_EVERY_S)
 
 
@@ -116,9 +120,15 @@ def recorder() -> Recorder | None:
 @functools.cache
 def instrumented(name: str) -> type:
     """The named connector with its hooks timed."""
-    base: type = getattr(importlib.import_module(HOME_BY_CONNECTOR[name]), name)
+    base: Any = getattr(importlib.import_module(HOME_BY_CONNECTOR[name]), name)
     sums = recorder()
-    members: dict[str, Any] = {"__module__": __name__, "__doc__": base.__doc__}
+
+    @functools.wraps(base.__init__)
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        prepare_nixl(HOME_BY_CONNECTOR[name])
+        base.__init__(self, *args, **kwargs)
+
+    members: dict[str, Any] = {"__module__": __name__, "__doc__": base.__doc__, "__init__": start}
     if sums is not None:
         for side, hooks in (("scheduler", SCHEDULER_HOOKS), ("worker", WORKER_HOOKS)):
             for hook in hooks:
@@ -132,9 +142,13 @@ def instrumented(name: str) -> type:
     return type(name, (base,), members)
 
 
-def prepare_nixl() -> None:
+def prepare_nixl(home: str) -> None:
     """Patch NIXL's Python classes as the environment asks for; without NIXL, do nothing."""
     try:
+        if (
+            home == UPSTREAM
+        ):  # vLLM sets a UCX variable just before it loads NIXL itself; that must not be lost
+            _ = importlib.import_module(UPSTREAM_NIXL_LOADER).NixlWrapper
         api = importlib.import_module("nixl._api")
     except ImportError:
         return
@@ -193,6 +207,5 @@ def _one(*_args: Any, **_more: Any) -> int:
 def __getattr__(name: str) -> type:
     """Give vLLM the connector it names."""
     if name in HOME_BY_CONNECTOR:
-        prepare_nixl()
         return instrumented(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

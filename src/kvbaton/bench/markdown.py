@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvbaton.bench.contenders import BASELINES, CONTENDERS
-from kvbaton.bench.summary import Group, Metric, Report, Row
+from kvbaton.bench.summary import COMPARED, Group, Metric, Report, Row
 from kvbaton.workload.stats import Spread
 
 BLANK = "–"
@@ -120,15 +120,14 @@ def ratio_lines(rows: Sequence[Row]) -> list[str]:
         shown = [row for row in rows if any(key == baseline for key, _ in row.ratios)]
         if not shown:
             continue
-        metrics = (Metric.TTFT, Metric.TPOT, Metric.EXPOSED)
         lines += [f"Ratio to {CONTENDERS[baseline].label} (95 % interval), below 1 is faster:", ""]
         lines += table(
-            ("contender", "rate/s", *(metric.value for metric in metrics)),
+            ("contender", "rate/s", *(metric.value for metric in COMPARED)),
             [
                 (
                     label(row),
                     rate_text(row),
-                    *(ratio_text(row.ratios.get((baseline, metric))) for metric in metrics),
+                    *(ratio_text(row.ratios.get((baseline, metric))) for metric in COMPARED),
                 )
                 for row in shown
             ],

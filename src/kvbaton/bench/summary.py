@@ -14,6 +14,7 @@ from kvbaton.workload.stats import Spread, bootstrap_ratio, is_steady, median, s
 NIXL_CALL: Final = "nixl."
 TRANSFER_CALL: Final = "nixl.transfer"
 RATIO_SEED: Final = 1
+RATIO_ROUNDS: Final = 500
 
 
 class Metric(StrEnum):
@@ -24,6 +25,10 @@ class Metric(StrEnum):
     ITL = "ITL"
     PREFILL = "prefill leg"
     EXPOSED = "exposed handoff"
+
+
+COMPARED: Final = (Metric.TTFT, Metric.TPOT, Metric.EXPOSED)
+"""Metrics that ratios are taken of."""
 
 
 def _one(value: float | None) -> list[float]:
@@ -204,6 +209,7 @@ def _ratio(ours: Mapping[int, CellResult], base: Mapping[int, CellResult], metri
         [values_of(ours[repeat], metric) for repeat in repeats],
         [values_of(base[repeat], metric) for repeat in repeats],
         random.Random(RATIO_SEED),
+        rounds=RATIO_ROUNDS,
     )
 
 

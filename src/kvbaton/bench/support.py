@@ -9,9 +9,9 @@ from typing import Final
 
 from kvbaton.base.errors import ConfigError
 from kvbaton.bench.config import BenchConfig
-from kvbaton.bench.contenders import Contender
+from kvbaton.bench.contenders import Contender, Json
 
-Settings = Mapping[str, bool | str]
+Settings = Mapping[str, Json]
 OPTIONAL: Final = ("layer_tail",)
 """Settings a connector may not know yet; False is what it does anyway then."""
 TRY_SETTINGS: Final = "import json, sys; from kvbaton.connector.config import parse_settings; parse_settings(json.loads(sys.argv[1]), {})"
@@ -28,7 +28,7 @@ def with_supported(
     accepts = connector_accepts if accepts is None else accepts
     kept: list[Contender] = []
     left_out: list[str] = []
-    for contender in config.contenders:
+    for contender in with_common(config):
         found = _fitting(contender, accepts) if contender.is_ours and not config.attached else contender
         if found is None:
             left_out.append(
@@ -41,6 +41,16 @@ def with_supported(
             "--contenders", [one.key for one in config.contenders], "one that this connector can be"
         )
     return dataclasses.replace(config, contenders=tuple(kept)), left_out
+
+
+def with_common(config: BenchConfig) -> list[Contender]:
+    """Contenders with the settings that all of them share added to their own."""
+    return [
+        dataclasses.replace(contender, settings={**contender.settings, **config.common})
+        if contender.connector is not None
+        else contender
+        for contender in config.contenders
+    ]
 
 
 def connector_accepts(settings: Settings) -> bool:
