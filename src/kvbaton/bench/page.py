@@ -22,7 +22,7 @@ td,th{padding:.25rem .55rem;border-bottom:1px solid var(--line);text-align:right
 td:first-child,th:first-child{text-align:left}th{color:var(--soft);font-weight:600;white-space:normal}
 .key span{display:inline-block;margin:0 1rem .2rem 0;font-size:13px}.key i{display:inline-block;width:.8em;height:.8em;border-radius:50%;margin-right:.35em}
 .t{font:600 13px system-ui,sans-serif;fill:var(--ink)}.a{font:11.5px system-ui,sans-serif;fill:var(--soft)}
-.g{stroke:var(--line)}.k{stroke:var(--ink);stroke-width:1}.p{fill:var(--p)}.w{fill:var(--w)}.e{fill:var(--e)}
+.g{stroke:var(--line)}.k{stroke:var(--ink);stroke-width:1}.p{fill:var(--p);background:var(--p)}.w{fill:var(--w);background:var(--w)}.e{fill:var(--e);background:var(--e)}
 .b{padding:0 .4em;border-radius:3px;color:#111}.soft{color:var(--soft);font-size:13px}
 """
 
