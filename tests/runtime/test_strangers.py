@@ -1,14 +1,29 @@
 """Bytes from strangers reach neither the engine nor its peers: they are refused, bounded in number and size, and in time."""
 
 import random
+import socket
 
 import msgspec
 import pytest
 
+from kvbaton.runtime.guests import MAX_GUESTS
 from kvbaton.runtime.links import MAX_STRANGERS
 from kvbaton.testing.rig import MiniEngine, wait_until
 from kvbaton.wire.frame import frame
-from kvbaton.wire.messages import Failed, Hello, Key, Ping, Pong, Refused, Register, Welcome, encode
+from kvbaton.wire.messages import (
+    Directory,
+    Failed,
+    Hello,
+    Key,
+    Ping,
+    Pong,
+    RankAddress,
+    Refused,
+    Register,
+    Release,
+    Welcome,
+    encode,
+)
 from runtime.raw import Raw
 from runtime.world import FAST, World
 
@@ -194,3 +209,41 @@ def test_junk_on_an_established_link_ends_only_that_link(world: World) -> None:
         raw.read_until_closed()
     wait_until(lambda: producer.ask(lambda courier: courier.links.known()) == [])
     hand_off(world, producer)
+
+
+def test_release_through_the_directory_frees_the_prefill(world: World) -> None:
+    producer = world.engine("p", settings={"secret": b"one"})
+    producer.prefill("q", "t", [4])
+    producer.until(lambda courier: courier.outbound.num_leases == 1)
+    with Raw(producer.directory.port, b"one") as raw:
+        raw.greet()
+        assert isinstance(raw.read(), Directory)
+        raw.send(Release(Key("t")))
+        producer.wait_sent("q", timeout_s=5)
+
+    wait_until(lambda: len(producer.directory.guests) == 0)
+
+
+def test_release_for_a_rank_that_does_not_answer_is_given_up(world: World) -> None:
+    producer = world.engine("p", guest_s=0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        producer.directory.set_ranks([RankAddress(0, 0, "127.0.0.1", mute.getsockname()[1], 1)])
+        with Raw(producer.directory.port) as raw:
+            raw.greet()
+            raw.read()
+            for n in range(300):
+                raw.send(Release(Key(f"t{n}")))
+            wait_until(lambda: 1 < len(producer.directory.guests) <= MAX_GUESTS)
+            wait_until(lambda: len(producer.directory.guests) <= 1)
+
+
+def test_release_from_somebody_who_has_not_proved_the_secret_is_refused(world: World) -> None:
+    producer = world.engine("p", settings={"secret": b"one"})
+    producer.prefill("q", "t", [4])
+    with Raw(producer.directory.port) as raw:
+        raw.greet()
+        raw.send(Release(Key("t")))
+        said = raw.read_until_closed()
+
+    assert isinstance(said[0], Refused)
+    assert producer.collect().sent == set()

@@ -24,7 +24,7 @@ from kvbaton.transport.base import Transport
 T = TypeVar("T")
 
 BLOCK_TOKENS = 16
-TIMEOUT_S = 15.0
+TIMEOUT_S = 30.0
 DIGEST = b"prompt"
 
 
