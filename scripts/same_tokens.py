@@ -99,17 +99,18 @@ def ask_pair(
     expected: list[Answer],
 ) -> dict[str, object]:
     """Ask a pair in one mode, and count what its couriers noted."""
-    num_before = len(pair.traces())
+    marks = pair.trace_marks()
     salted = [ask.but(cache_salt=f"salt-{mode}") for ask in asks]
     found = asyncio.run(ask_all(pair.router(mode).url, arguments.model, salted, arguments.concurrency))
     figures = report(name, salted, expected, found, arguments.noise)
     figures["quiet_after_s"] = round(wait_quiet(pair), 2)
-    received = [trace for trace in pair.traces()[num_before:] if trace["side"] == "consumer"]
+    received = pair.received(marks)
     figures["handoffs"] = dict(Counter(f"{trace['mode']} {trace['outcome']}" for trace in received))
     figures["bytes"] = sum(int(str(trace["bytes"])) for trace in received)
+    figures["checksums"] = sum(int(str(trace["checksums"])) for trace in received)
     figures["blocks"] = sum(int(str(trace["blocks"])) for trace in received)
     print(
-        f"    handoffs {figures['handoffs']}, blocks verified {figures['blocks']}, MB {int(str(figures['bytes'])) / 1e6:.1f}, "
+        f"    handoffs {figures['handoffs']}, blocks {figures['blocks']}, checksums compared and equal {figures['checksums']}, MB {int(str(figures['bytes'])) / 1e6:.1f}, "
         f"all quiet after {figures['quiet_after_s']} s",
         flush=True,
     )

@@ -33,7 +33,7 @@ POLL_S = 0.1
 GRACE_S = 8.0
 
 # Times of a deployment that a test need not wait long for.
-QUICK: Mapping[str, JsonValue] = {"park_s": 4, "lease_s": 4, "handoff_timeout_s": 12}
+QUICK: Mapping[str, JsonValue] = {"park_s": 4, "lease_s": 10, "handoff_timeout_s": 12}
 
 
 class NotReached(AssertionError):
@@ -238,14 +238,25 @@ class Deployment:
     def routers(self) -> list[Actor]:
         return [actor for actor in self._routers.values() if actor.runs]
 
-    def traces(self) -> list[dict[str, JsonValue]]:
-        """Return what the workers noted of ended handoffs."""
-        return [
-            json.loads(line)
-            for path in self.trace_paths
-            if path.exists()
-            for line in path.open(encoding="utf-8")
-        ]
+    def trace_marks(self) -> dict[Path, int]:
+        """Remember how far the workers' notes go now."""
+        return {path: len(read_traces(path)) for path in self.trace_paths}
+
+    def traces(self, marks: Mapping[Path, int] | None = None) -> list[dict[str, JsonValue]]:
+        """Return what the workers noted of ended handoffs, after the marks."""
+        since = marks or {}
+        return [entry for path in self.trace_paths for entry in read_traces(path)[since.get(path, 0) :]]
+
+    def received(self, marks: Mapping[Path, int]) -> list[dict[str, JsonValue]]:
+        """Return what consumers noted after the marks."""
+        return [entry for entry in self.traces(marks) if entry["side"] == "consumer"]
+
+
+def read_traces(path: Path) -> list[dict[str, JsonValue]]:
+    """Read a trace file; an engine creates it when it starts."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 # --- changes to a process's command line ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ async def test_varied_requests_through_a_pair_equal_one_engine(
 ) -> None:
     single = [(request, answer) for request, answer in expected if not fans_out(request)]
     router = pair.router(mode)
-    num_before = len(pair.traces())
+    marks = pair.trace_marks()
     # A salt per mode: otherwise the second mode would find everything cached and hand nothing over.
     asks = [request.but(cache_salt=mode.value) for request, _ in single]
 
@@ -28,7 +28,7 @@ async def test_varied_requests_through_a_pair_equal_one_engine(
     assert compare(single, answers) == []
     assert {answer.headers.get("x-kvbaton-mode") for answer in answers} <= {mode.value, "local"}
     wait_quiet(pair)
-    received = [trace for trace in pair.traces()[num_before:] if trace["side"] == "consumer"]
+    received = pair.received(marks)
     assert Counter((trace["mode"], trace["outcome"]) for trace in received) == {
         (mode.value, "committed"): len(received)
     }

@@ -55,7 +55,7 @@ async def test_vllm_router_in_front_of_our_connector_equals_one_engine(
         )
     )
     chosen = some(expected)
-    num_before = len(pair.traces())
+    marks = pair.trace_marks()
 
     answers = await ask_all(
         router.url,
@@ -66,6 +66,6 @@ async def test_vllm_router_in_front_of_our_connector_equals_one_engine(
 
     assert compare(chosen, answers) == []
     wait_quiet(pair)
-    received = [trace for trace in pair.traces()[num_before:] if trace["side"] == "consumer"]
+    received = pair.received(marks)
     assert {trace["outcome"] for trace in received} == {"committed"}
     assert len(received) > NUM_ASKS // 2

@@ -201,12 +201,12 @@ async def test_byte_changed_in_transit_is_caught_and_the_answer_still_right(
     decode, initiator = pair.decode[0], pair.prefill[0] if mode is Mode.PUSH else pair.decode[0]
     async with session() as http:
         right = await ask(http, decode.url, model, request.but(cache_salt="another"))
-        mark, num_before = len(decode.log()), len(pair.traces())
+        mark, marks = len(decode.log()), pair.trace_marks()
         order_file(initiator).touch()
         answer = await ask(http, url, model, request)
 
     assert not order_file(initiator).exists()
-    outcomes = [trace["outcome"] for trace in pair.traces()[num_before:] if trace["side"] == "consumer"]
+    outcomes = [trace["outcome"] for trace in pair.received(marks)]
     assert "checksum" in outcomes
     assert "block checksums differ" in decode.log_since(mark)
     assert answer.ok, answer.error

@@ -30,7 +30,7 @@ async def test_mixed_load_over_every_pair_of_two_rank_engines_equals_one_engine(
     grid: Deployment, expected: list[tuple[Ask, Answer]], mode: Mode
 ) -> None:
     single = [(request, answer) for request, answer in expected if not fans_out(request)]
-    num_before = len(grid.traces())
+    marks = grid.trace_marks()
 
     answers = await ask_all(
         grid.router(mode).url, grid.config.model, [each for each, _ in single], CONCURRENCY
@@ -44,11 +44,7 @@ async def test_mixed_load_over_every_pair_of_two_rank_engines_equals_one_engine(
     )
     assert set(pairs) == {(p.url, d.url) for p in grid.prefill for d in grid.decode}
     wait_quiet(grid)
-    received = Counter(
-        (trace["mode"], trace["outcome"])
-        for trace in grid.traces()[num_before:]
-        if trace["side"] == "consumer"
-    )
+    received = Counter((trace["mode"], trace["outcome"]) for trace in grid.received(marks))
     assert set(received) == {(mode.value, "committed")}
     # Each rank receives its half.
     assert received.total() % 2 == 0
