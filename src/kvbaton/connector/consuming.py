@@ -88,7 +88,7 @@ class Consuming:
         if entry is None:
             return
         if entry.phase is _Phase.QUEUED and not entry.child:
-            self.outcomes["aborted_in_queue"] += 1
+            self.outcomes["not_admitted"] += 1
             self._decline(entry)
         elif entry.phase is _Phase.WAITING and isinstance(entry.intent, Consume):
             self.commands.append(CancelReceive(request.request_id))

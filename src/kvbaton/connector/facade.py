@@ -16,6 +16,7 @@ from kvbaton.base.ids import AgentName, EngineAddress, EngineId
 from kvbaton.connector import compat
 from kvbaton.connector.config import Settings, parse_settings, side_channel
 from kvbaton.connector.groups import transfer_groups
+from kvbaton.connector.logs import follow_vllm
 from kvbaton.connector.metadata import BatonMetadata, RankHandshake
 from kvbaton.connector.metrics import BatonPromMetrics, BatonStats
 from kvbaton.connector.params import Rules, Self
@@ -41,6 +42,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         Raises:
             ConfigError: a setting or a combination that cannot work.
         """
+        follow_vllm()
         compat.require_hooks(KVConnectorBase_V1)
         compat.require_supported(vllm_config)
         super().__init__(vllm_config, role, kv_cache_config)
