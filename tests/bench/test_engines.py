@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvbaton.bench.config import BenchConfig, Device
-from kvbaton.bench.contenders import CONTENDERS
+from kvbaton.bench.contenders import CONTENDERS, Patch
 from kvbaton.bench.engines import Lineup, Model, Spec, client_spec, lineup, places_in, places_on_loopback
-from kvbaton.bench.instrument import NO_PROGRESS_THREAD
+from kvbaton.bench.instrument import NO_PINNING, NO_PROGRESS_THREAD, PATCHES
 from kvbaton.bench.namespaces import Names
 
 CONFIG = BenchConfig(out=Path("out"))
@@ -48,11 +48,25 @@ def test_pair_sits_on_a_core_each_behind_a_router_in_its_mode(key: str) -> None:
     assert plan.target_url == plan.router.url
 
 
-def test_only_the_patched_contender_runs_without_progress_thread_and_says_so() -> None:
-    patched = {key for key in PAIRS if NO_PROGRESS_THREAD in made(key).engines[0].environment}
+def test_patches_reach_both_engines_and_are_in_the_label() -> None:
+    for key in PAIRS:
+        named = {spec.environment.get(PATCHES) for spec in made(key).engines}
 
-    assert patched == {"upstream-pull-quiet"}
-    assert all("PATCHED" in CONTENDERS[key].label for key in patched)
+        assert named == {",".join(CONTENDERS[key].patches) or None}
+        assert ("PATCHED" in CONTENDERS[key].label) == bool(CONTENDERS[key].patches)
+
+
+def test_ours_and_upstream_as_shipped_are_not_patched() -> None:
+    assert {key for key in PAIRS if not CONTENDERS[key].patches} >= {
+        "upstream-pull",
+        "upstream-push",
+        "ours-stream",
+    }
+    assert not [key for key in PAIRS if CONTENDERS[key].is_ours and CONTENDERS[key].patches]
+
+
+def test_instrument_and_contenders_name_patches_alike() -> None:
+    assert {NO_PINNING, NO_PROGRESS_THREAD} == {*Patch}
 
 
 def test_plain_engine_has_all_cores_and_no_connector() -> None:

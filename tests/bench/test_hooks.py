@@ -114,6 +114,21 @@ def test_progress_thread_patch_changes_that_setting_only() -> None:
     assert Config(backends=("LIBFABRIC",)).backends == ("LIBFABRIC",)
 
 
+def test_pinning_patch_names_no_cores() -> None:
+    class Platform:
+        @classmethod
+        def discover_numa_topology(cls) -> list[list[int]]:
+            return [[0, 1]]
+
+    instrument._refuse_pinning(Platform())
+
+    assert Platform.discover_numa_topology() == []
+
+
+def test_pinning_patch_leaves_platforms_without_it_alone() -> None:
+    instrument._refuse_pinning(object())
+
+
 def test_ranks_of_one_engine_are_added_up(tmp_path: Path) -> None:
     for pid in (1, 2):
         (tmp_path / f"{pid}.json").write_text(json.dumps([["worker", "wait_for_save", 2, 0.5, 0.25, 1]]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
@@ -9,6 +10,13 @@ from kvbaton.base.errors import ConfigError
 from kvbaton.protocol.mode import Mode
 
 Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
+
+
+class Patch(StrEnum):
+    """What the instrument takes away from upstream's connector when its engine starts."""
+
+    PROGRESS_THREAD = "progress-thread"  # NIXL's, which spins; upstream has no setting for it
+    PINNING = "pinning"  # of the computing thread to the last core of its NUMA node, on CPU engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +29,7 @@ class Contender:
         connector: vLLM's name of it; None for one plain engine that hands nothing over.
         mode: how the router dispatches; None without a router.
         settings: `kv_connector_extra_config`.
-        progress_thread: False when NIXL's is patched away at start.
+        patches: what is patched away at start, as the instrument names it.
         colour: of its marks in plots.
     """
 
@@ -30,7 +38,7 @@ class Contender:
     connector: str | None
     mode: Mode | None
     settings: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
-    progress_thread: bool = True
+    patches: tuple[Patch, ...] = ()
     colour: str = "#777777"
 
     @property
@@ -49,11 +57,27 @@ _ALL: Final = (
         "upstream-push", "upstream push (NixlPushConnector)", "NixlPushConnector", Mode.PUSH, colour="#c98a00"
     ),
     Contender(
-        "upstream-pull-quiet",
-        "upstream pull, PATCHED: NIXL progress thread off",
+        "upstream-pull-unpinned",
+        "upstream pull, PATCHED: not pinned",
         "NixlConnector",
         Mode.PULL,
-        progress_thread=False,
+        patches=(Patch.PINNING,),
+        colour="#c2607a",
+    ),
+    Contender(
+        "upstream-push-unpinned",
+        "upstream push, PATCHED: not pinned",
+        "NixlPushConnector",
+        Mode.PUSH,
+        patches=(Patch.PINNING,),
+        colour="#9a7a4a",
+    ),
+    Contender(
+        "upstream-pull-quiet",
+        "upstream pull, PATCHED: not pinned, progress thread off",
+        "NixlConnector",
+        Mode.PULL,
+        patches=(Patch.PINNING, Patch.PROGRESS_THREAD),
         colour="#a8326e",
     ),
     Contender("ours-pull", "kvbaton pull", OURS, Mode.PULL, {"mode": "pull"}, colour="#5b54c9"),
@@ -83,7 +107,7 @@ _ALL: Final = (
     ),
 )
 CONTENDERS: Final[Mapping[str, Contender]] = MappingProxyType({one.key: one for one in _ALL})
-BASELINES: Final = ("upstream-pull", "upstream-pull-quiet")
+BASELINES: Final = ("upstream-pull", "upstream-push", "upstream-pull-unpinned", "upstream-pull-quiet")
 """What ratios are taken against, as far as it was measured."""
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvbaton.bench.config import Attached, BenchConfig, Device
 from kvbaton.bench.contenders import Contender
-from kvbaton.bench.instrument import HOOKS_DIR, NO_PROGRESS_THREAD
+from kvbaton.bench.instrument import HOOKS_DIR, PATCHES
 from kvbaton.bench.namespaces import Names, inside
 
 PREFILL: Final = "prefill"
@@ -217,8 +217,8 @@ def engine_environment(
         DO_NOT_TRACK="1",
     )
     result[HOOKS_DIR] = str(hooks)
-    if not contender.progress_thread:
-        result[NO_PROGRESS_THREAD] = "1"
+    if contender.patches:
+        result[PATCHES] = ",".join(contender.patches)
     if Path(model.path).is_dir():
         result["HF_HUB_OFFLINE"] = "1"
     if config.device is Device.CPU:

@@ -4,8 +4,10 @@ An engine under test gets `kv_connector_module_path` = this module with its conn
 module for that name and receives a subclass that counts calls and time of every hook, written the same way for all
 contenders. The calls that hand descriptors to NIXL are counted too, under the name of the thread that made them.
 
-With NO_PROGRESS_THREAD set, NIXL agents of this process are made without their progress thread. Upstream has no setting
-for that; the contender that uses it says so in its name.
+PATCHES names what is taken away from upstream's connector, which has no settings for it; contenders that use it say so in
+their names. On CPU engines upstream pins the thread that computes to the last core of its NUMA node, so that two engines on
+one node share a core whatever VLLM_CPU_OMP_THREADS_BIND says (vLLM issue 58033 is about the same line); and NIXL's progress
+thread spins.
 
 Everything here runs inside an engine and loads vLLM, NIXL and the connector by name only.
 """
@@ -21,7 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 HOOKS_DIR: Final = "KVBATON_BENCH_HOOKS_DIR"
-NO_PROGRESS_THREAD: Final = "KVBATON_BENCH_NO_PROGRESS_THREAD"
+PATCHES: Final = "KVBATON_BENCH_PATCHES"
+NO_PROGRESS_THREAD: Final = "progress-thread"
+NO_PINNING: Final = "pinning"
 WRITE_EVERY_S: Final = 0.25
 
 UPSTREAM: Final = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
@@ -152,8 +156,11 @@ def prepare_nixl(home: str) -> None:
         api = importlib.import_module("nixl._api")
     except ImportError:
         return
-    if os.environ.get(NO_PROGRESS_THREAD):
+    patches = os.environ.get(PATCHES, "").split(",")
+    if NO_PROGRESS_THREAD in patches:
         _refuse_progress_thread(api.nixl_agent_config)
+    if NO_PINNING in patches:
+        _refuse_pinning(importlib.import_module("vllm.platforms").current_platform)
     sums = recorder()
     if sums is not None:
         for name, amount in (
@@ -177,6 +184,12 @@ def _refuse_progress_thread(config: Any) -> None:
         self.enable_pthread = False
 
     config.__init__ = without
+
+
+def _refuse_pinning(platform: Any) -> None:
+    """Have the platform name no cores to pin to; only the connector asks it, and only on CPU."""
+    if hasattr(platform, "discover_numa_topology"):
+        type(platform).discover_numa_topology = classmethod(lambda _platform: [])
 
 
 def _fixed(side: str, _connector: Any) -> str:
