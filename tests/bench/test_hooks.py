@@ -114,19 +114,41 @@ def test_progress_thread_patch_changes_that_setting_only() -> None:
     assert Config(backends=("LIBFABRIC",)).backends == ("LIBFABRIC",)
 
 
+class Platform:
+    cpu = True
+
+    def is_cpu(self) -> bool:
+        return self.cpu
+
+
 def test_pinning_patch_names_no_cores() -> None:
-    class Platform:
+    class Pinning(Platform):
         @classmethod
         def discover_numa_topology(cls) -> list[list[int]]:
             return [[0, 1]]
 
-    instrument._refuse_pinning(Platform())
+    instrument._refuse_pinning(Pinning())
 
-    assert Platform.discover_numa_topology() == []
+    assert Pinning.discover_numa_topology() == []
 
 
-def test_pinning_patch_leaves_platforms_without_it_alone() -> None:
-    instrument._refuse_pinning(object())
+def test_patch_without_a_target_is_refused() -> None:
+    class Renamed:
+        pass
+
+    instrument._refuse_progress_thread(Renamed)
+
+    with pytest.raises(RuntimeError):
+        Renamed()
+    with pytest.raises(RuntimeError):
+        instrument._refuse_pinning(Platform())
+
+
+def test_pinning_patch_leaves_other_devices_alone() -> None:
+    class Gpu(Platform):
+        cpu = False
+
+    instrument._refuse_pinning(Gpu())
 
 
 def test_ranks_of_one_engine_are_added_up(tmp_path: Path) -> None:

@@ -181,6 +181,8 @@ def _refuse_progress_thread(config: Any) -> None:
     @functools.wraps(original)
     def without(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        if not hasattr(self, "enable_pthread"):
+            raise RuntimeError("this NIXL names its progress thread otherwise; the patch would do nothing")
         self.enable_pthread = False
 
     config.__init__ = without
@@ -188,8 +190,11 @@ def _refuse_progress_thread(config: Any) -> None:
 
 def _refuse_pinning(platform: Any) -> None:
     """Have the platform name no cores to pin to; only the connector asks it, and only on CPU."""
-    if hasattr(platform, "discover_numa_topology"):
-        type(platform).discover_numa_topology = classmethod(lambda _platform: [])
+    if not platform.is_cpu():
+        return
+    if not hasattr(platform, "discover_numa_topology"):
+        raise RuntimeError("this vLLM finds cores to pin to otherwise; the patch would do nothing")
+    type(platform).discover_numa_topology = classmethod(lambda _platform: [])
 
 
 def _fixed(side: str, _connector: Any) -> str:
