@@ -6,13 +6,15 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvbaton.base.errors import IncompatiblePeer, RemoteProtocolError
 from kvbaton.kv.layout import Group, GroupKind, Layout, MemoryKind, Region, require_same_shape
 from kvbaton.kv.plan import BlockPairs, plan_transfer
 
+# A loaded machine is no failure: what is checked here is bytes, not time.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Ids = npt.NDArray[np.int64]
 
 
@@ -69,6 +71,7 @@ def naive_moves(local: Layout, remote: Layout, pairs: list[BlockPairs]) -> set[t
     return moves
 
 
+@patient
 @given(handoffs())
 def test_plan_moves_the_same_bytes_as_the_naive_twin(case: tuple[Layout, Layout, list[BlockPairs]]) -> None:
     local, remote, pairs = case
@@ -85,6 +88,7 @@ def test_plan_moves_the_same_bytes_as_the_naive_twin(case: tuple[Layout, Layout,
     assert set(moves) == naive_moves(local, remote, pairs)
 
 
+@patient
 @given(handoffs())
 def test_plan_counts_its_bytes(case: tuple[Layout, Layout, list[BlockPairs]]) -> None:
     local, remote, pairs = case
@@ -97,6 +101,7 @@ def test_plan_counts_its_bytes(case: tuple[Layout, Layout, list[BlockPairs]]) ->
     assert {array.dtype for array in (plan.local, plan.remote, plan.length)} == {np.dtype(np.int64)}
 
 
+@patient
 @given(handoffs())
 def test_plan_leaves_no_mergeable_neighbours_and_no_range_leaves_its_region(
     case: tuple[Layout, Layout, list[BlockPairs]],
@@ -113,6 +118,7 @@ def test_plan_leaves_no_mergeable_neighbours_and_no_range_leaves_its_region(
         assert (a + length, b + length) != (next_a, next_b)
 
 
+@patient
 @given(handoffs(), st.randoms())
 def test_plan_does_not_depend_on_the_order_of_pairs(
     case: tuple[Layout, Layout, list[BlockPairs]], random: Random
@@ -130,6 +136,7 @@ def test_plan_does_not_depend_on_the_order_of_pairs(
     np.testing.assert_array_equal(plan.length, other.length)
 
 
+@patient
 @given(handoffs())
 def test_plan_seen_from_the_other_side_moves_the_same_bytes(
     case: tuple[Layout, Layout, list[BlockPairs]],

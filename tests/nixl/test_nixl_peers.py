@@ -264,16 +264,12 @@ def test_initiator_killed_in_the_middle_leaves_the_target_alive_and_soon_quiet(
     assert end_s - quiet_since_s > 0.5
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_corrupted_metadata_is_unreachable_and_harmless(me: Peer, child: AgentProcess, seed: int) -> None:
-    """Bytes are changed only where a length or tag of NIXL's own format is hit; UCX trusts its address blob."""
-    metadata = bytearray(child.ready.metadata)
-    start = metadata.index(b"nixlSerDes|")
-    for index in range(start + seed, start + 40, 4):
-        metadata[index] ^= 0x41
-    with pytest.raises(PeerUnreachable):
-        me.transport.connect(bytes(metadata))
-    with pytest.raises(PeerUnreachable):
-        me.transport.connect(child.ready.metadata[: start + 60 + seed])
+def test_damaged_metadata_is_unreachable_and_harmless(me: Peer, child: AgentProcess) -> None:
+    for index in range(len(child.ready.metadata)):
+        damaged = bytearray(child.ready.metadata)
+        damaged[index] ^= 0x41
+        for metadata in (bytes(damaged), child.ready.metadata[:index]):
+            with pytest.raises(PeerUnreachable):
+                me.transport.connect(metadata)
 
     warmed(me, child)

@@ -1,5 +1,6 @@
 """NixlTransport: one NIXL agent; the only module that knows NIXL exists."""
 
+import hashlib
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ _STATE_BY_NIXL_WORD: Final[Mapping[str, TransferState]] = {
 # What the binding itself raises for arguments it cannot convert and for backends it cannot start.
 _BINDING_ERRORS: Final = (RuntimeError, ValueError, TypeError, KeyError, OverflowError)
 _MAGIC: Final = b"KVBNIXL1"
+_CHECKSUM_BYTES: Final = 8
 _NAME_LENGTH_BYTES: Final = 2
 _NUM_CLOSING_CALLS: Final = 100
 
@@ -133,7 +135,8 @@ class NixlTransport:
         with self._translated("read our metadata"):
             blob = agent.get_agent_metadata()
         name = self.name.encode()
-        return b"".join((_MAGIC, len(name).to_bytes(_NAME_LENGTH_BYTES, "big"), name, blob))
+        body = b"".join((len(name).to_bytes(_NAME_LENGTH_BYTES, "big"), name, blob))
+        return b"".join((_MAGIC, _checksum(body), body))
 
     def connect(self, metadata: bytes) -> AgentName:
         """Make a peer reachable; newer metadata of a known name replaces the older."""
@@ -330,13 +333,18 @@ def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
+def _checksum(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_CHECKSUM_BYTES).digest()
+
+
 def _split_metadata(metadata: bytes) -> tuple[AgentName, bytes]:
-    header = len(_MAGIC) + _NAME_LENGTH_BYTES
-    end = header + int.from_bytes(metadata[len(_MAGIC) : header], "big")
-    if not metadata.startswith(_MAGIC) or len(metadata) <= end:
-        raise PeerUnreachable("the metadata is not that of a kvbaton NIXL agent")
+    """Open the envelope; what is damaged must not reach UCX, which trusts the addresses it is given."""
+    body = metadata[len(_MAGIC) + _CHECKSUM_BYTES :]
+    if metadata[: -len(body) or None] != _MAGIC + _checksum(body):
+        raise PeerUnreachable("the metadata is damaged or not that of a kvbaton NIXL agent")
+    end = _NAME_LENGTH_BYTES + int.from_bytes(body[:_NAME_LENGTH_BYTES], "big")
     try:
-        return AgentName(metadata[header:end].decode()), metadata[end:]
+        return AgentName(body[_NAME_LENGTH_BYTES:end].decode()), body[end:]
     except UnicodeDecodeError as error:
         raise PeerUnreachable("the metadata names no agent") from error
 
