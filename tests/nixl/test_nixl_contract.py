@@ -18,6 +18,8 @@ class TestUcxContract(TransportContract):
 
 
 class TestUcxThreadsContract(TransportContract):
+    big_bytes = 4 << 20  # two spinning progress threads on few cores leave little for copying
+
     def make_transport(self, name: AgentName) -> Transport:
         pytest.importorskip("nixl", reason="NIXL is not installed")
         return NixlTransport(name, MemoryKind.DRAM, num_threads=2, progress_thread=True)

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +103,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> N
 class TransportContract:
     """Subclass as `class Test...` and override `make_transport`."""
 
+    big_bytes: ClassVar[int] = BIG_BYTES
+
     def make_transport(self, name: AgentName) -> Transport:
         """A new agent that can reach all others made here during this test."""
         raise NotImplementedError
@@ -179,11 +182,11 @@ class TransportContract:
         pair.ours.transport.release(handle)
 
     def test_big_range_has_landed_when_its_notification_arrives(self) -> None:
-        pair = Pair(self._peer(BIG_BYTES), self._peer(BIG_BYTES))
+        pair = Pair(self._peer(self.big_bytes), self._peer(self.big_bytes))
         pair.connect()
-        pair.ours.memory.view(np.uint64)[:] = np.arange(BIG_BYTES // 8, dtype=np.uint64)
+        pair.ours.memory.view(np.uint64)[:] = np.arange(self.big_bytes // 8, dtype=np.uint64)
         for operation in (Operation.WRITE, Operation.READ):
-            handle = pair.post(pair.plan((0, 0, BIG_BYTES)), b"big", operation)
+            handle = pair.post(pair.plan((0, 0, self.big_bytes)), b"big", operation)
 
             def noticed(handle: TransferHandle = handle) -> bool:
                 pair.ours.transport.poll(handle)
