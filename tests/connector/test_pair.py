@@ -16,10 +16,12 @@ from kvbaton.connector.checksum import block_checksum
 from kvbaton.connector.config import parse_settings
 from kvbaton.connector.fence import NoFence
 from kvbaton.connector.groups import transfer_groups
+from kvbaton.connector.tail import LayerTail
 from kvbaton.connector.worker import BatonWorker
 from kvbaton.runtime.commands import PrefillPreempted
 from kvbaton.runtime.courier import Courier
 from kvbaton.runtime.directory import DirectoryServer
+from kvbaton.transport.faults import Corrupt
 from kvbaton.transport.memory import MemoryNetwork, MemoryTransport
 
 TIMEOUT_S = 30.0
@@ -37,15 +39,18 @@ EXTRA = {
 class Node:
     """One engine with everything of ours around it."""
 
-    def __init__(self, name: str, wanted: Wanted, network: MemoryNetwork) -> None:
+    def __init__(
+        self, name: str, wanted: Wanted, network: MemoryNetwork, layer_tail: bool, verify: bool = True
+    ) -> None:
         scheduler = make_scheduler(wanted)
         config = scheduler.kv_cache_config
         self.caches = [torch.zeros(wanted.num_blocks, 2, BLOCK_TOKENS, 128) for _ in config.kv_cache_groups]
         self.engine = KvEngine(scheduler, name, self.caches, depth=2 if wanted.overlapped else 1)
         groups = transfer_groups(config)
         named = {f"{index}.attn": cache for index, cache in enumerate(self.caches)}
-        layout = describe_caches(named, config, groups).layout
-        settings = parse_settings(EXTRA)
+        caches = describe_caches(named, config, groups)
+        layout = caches.layout
+        settings = parse_settings(EXTRA | {"verify": verify})
         self.courier = Courier.start(
             settings.courier("127.0.0.1"),
             engine_id=name,
@@ -57,7 +62,13 @@ class Node:
             transport=MemoryTransport(network, AgentName(name)),
             checksum=block_checksum(layout, [cache.untyped_storage() for cache in self.caches]),
         )
-        self.engine.worker = BatonWorker(self.courier, NoFence(self.courier.submit), 0.003, quiet_limit_s=10)
+        tail = None
+        if layer_tail:
+            block_bytes = [layout.group_block_bytes(index) for index in range(len(groups))]
+            tail = LayerTail(caches.region_by_layer, lambda _: True, block_bytes, self.courier.submit)
+        self.engine.worker = BatonWorker(
+            self.courier, NoFence(self.courier.submit), 0.003, quiet_limit_s=10, tail=tail
+        )
         self.directory = DirectoryServer.start("127.0.0.1", 0, name, 1, 1, None)
         self.directory.set_ranks([self.courier.address])
         half = scheduler.connector._scheduler
@@ -74,10 +85,10 @@ class Node:
 class Pair:
     """A producer and a consumer, stepped in turn by the test."""
 
-    def __init__(self, wanted: Wanted, network: MemoryNetwork) -> None:
+    def __init__(self, wanted: Wanted, network: MemoryNetwork, layer_tail: bool, verify: bool = True) -> None:
         self.network = network
-        self.prefill = Node("p", replace(wanted, role="kv_producer"), network)
-        self.decode = Node("d", replace(wanted, role="kv_consumer"), network)
+        self.prefill = Node("p", replace(wanted, role="kv_producer"), network, layer_tail, verify)
+        self.decode = Node("d", replace(wanted, role="kv_consumer"), network, layer_tail, verify)
         self.free = (self.prefill.engine.num_free, self.decode.engine.num_free)
 
     @property
@@ -124,8 +135,8 @@ def network() -> MemoryNetwork:
 def make_pair(model: str, network: MemoryNetwork) -> Iterator[Callable[..., Pair]]:
     pairs: list[Pair] = []
 
-    def make(**wanted: Any) -> Pair:
-        pairs.append(Pair(Wanted(model, **wanted), network))
+    def make(layer_tail: bool = False, verify: bool = True, **wanted: Any) -> Pair:
+        pairs.append(Pair(Wanted(model, **wanted), network, layer_tail, verify))
         return pairs[-1]
 
     yield make
@@ -141,7 +152,7 @@ def alone(model: str) -> Iterator[Callable[..., list[int]]]:
 
     def run(num_tokens: int, first: int = 1, window: bool = False, num_out: int = NUM_OUT) -> list[int]:
         if not nodes:
-            nodes.append(Node("alone", Wanted(model, "kv_both", window=window), MemoryNetwork()))
+            nodes.append(Node("alone", Wanted(model, "kv_both", window=window), MemoryNetwork(), False))
         engine = nodes[0].engine
         name = engine.add(num_tokens, None, first, max_tokens=num_out)
         while name not in engine.reasons:
@@ -178,6 +189,23 @@ def test_text_is_right_when_the_consumer_registers_before_the_prefill(make_pair,
     pair.prefill.engine.add(300, {"do_remote_decode": True, "transfer_id": "t-1"})
 
     assert pair.text(name) == expected
+    pair.run_to_rest()
+    assert (pair.prefill.engine.num_free, pair.decode.engine.num_free) == pair.free
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("window", [False, True])
+def test_text_is_right_when_the_last_step_is_sent_layer_by_layer(make_pair, alone, overlapped, window):
+    pair = make_pair(layer_tail=True, overlapped=overlapped, window=window)
+    for num_tokens in (64, 96, 200, 333):
+        expected = alone(num_tokens, num_tokens, window)
+        params = pair.early_params(f"t-{num_tokens}")
+        name = pair.decode.engine.add(num_tokens, params, num_tokens, max_tokens=NUM_OUT)
+        pair.decode.engine.turn()
+        produce = {"do_remote_decode": True, "transfer_id": f"t-{num_tokens}"}
+        pair.prefill.engine.add(num_tokens, produce, num_tokens)
+
+        assert pair.text(name) == expected, num_tokens
     pair.run_to_rest()
     assert (pair.prefill.engine.num_free, pair.decode.engine.num_free) == pair.free
 
@@ -270,3 +298,15 @@ def test_many_handoffs_at_once_keep_their_texts_apart(make_pair, alone):
     assert {first: pair.text(name) for first, name in names.items()} == expected
     pair.run_to_rest()
     assert (pair.prefill.engine.num_free, pair.decode.engine.num_free) == pair.free
+
+
+@pytest.mark.parametrize(("verify", "reason"), [(True, "error"), (False, "length")])
+def test_corrupted_block_is_caught_where_verified_and_changes_the_text_where_not(
+    make_pair, alone, network, verify: bool, reason: str
+):
+    pair = make_pair(verify=verify)
+    network.inject(Corrupt())
+    name = pair.decode.engine.add(100, pair.prefill_now(100), max_tokens=NUM_OUT)
+
+    assert pair.text(name) != alone(100)
+    assert pair.decode.engine.reasons[name] == reason

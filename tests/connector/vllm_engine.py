@@ -177,24 +177,31 @@ class KvEngine(Engine):
         self.steps.append(metadata)
         self.worker.before_forward(metadata)
         ids = list(output.num_scheduled_tokens)
-        tokens = [self._forward(name, output.num_scheduled_tokens[name]) for name in ids]
+        for group in range(len(self.caches)):
+            for name in ids:
+                self._compute(name, output.num_scheduled_tokens[name], group)
+            if self.worker.tail is not None and ids:
+                self.worker.tail.layer_saved(f"{group}.attn")
+        tokens = [self._next(name) for name in ids]
         self.worker.after_forward(metadata)
         report = self.worker.take_report(may_wait=not metadata.has_forward)
         self._in_flight.append((output, ids, tokens, report))
 
-    def _forward(self, name: str, num_new: int) -> list[int]:
+    def _compute(self, name: str, num_new: int, group: int) -> None:
         request = self.scheduler.requests[name]
         tokens = self._tokens.setdefault(name, list(request.prompt_token_ids))
+        table = self.scheduler.kv_cache_manager.get_block_ids(name)[group]
         end = request.num_computed_tokens  # already advanced by schedule()
-        tables = self.scheduler.kv_cache_manager.get_block_ids(name)
-        for group, table in enumerate(tables):
-            for place in range(end - num_new, end):
-                row = self.caches[group][table[place // BLOCK_TOKENS]]
-                row[:, place % BLOCK_TOKENS] = float(tokens[place] * 4096 + place + group)
+        for place in range(end - num_new, end):
+            row = self.caches[group][table[place // BLOCK_TOKENS]]
+            row[:, place % BLOCK_TOKENS] = float(tokens[place] * 4096 + place + group)
+
+    def _next(self, name: str) -> list[int]:
+        tokens, end = self._tokens[name], self.scheduler.requests[name].num_computed_tokens
         if end < len(tokens):
             return []
         if end == len(tokens):
-            tokens.append(self._sample(tables, end))
+            tokens.append(self._sample(self.scheduler.kv_cache_manager.get_block_ids(name), end))
         return [tokens[end]]
 
     def _sample(self, tables: Any, end: int) -> int:
