@@ -235,7 +235,7 @@ class Courier:
             bool(self._flights)
             or self.links.draining
             or self.inbound.expects_data
-            or self.outbound.is_read
+            or self.outbound.has_sealed
             or self.outbound.has_tail
         )
         for key, mask in self._select(moving):

@@ -56,12 +56,14 @@ class Outbound:
         return len(self._by_request)
 
     @property
-    def is_read(self) -> bool:
-        """Whether consumers may be reading our blocks; software transports serve a READ only while its target polls."""
+    def has_sealed(self) -> bool:
+        """Whether a consumer's last word is still to come.
+
+        Until then it may be reading our blocks, which software transports serve only while we poll, or our last notification may
+        still be leaving, which takes polls of ours too.
+        """
         return any(
-            leg.registration.mode is Mode.PULL and leg.producer.state is ProducerState.SEALED
-            for job in self._jobs.values()
-            for leg in job.legs
+            leg.producer.state is ProducerState.SEALED for job in self._jobs.values() for leg in job.legs
         )
 
     @property
