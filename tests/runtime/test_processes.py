@@ -172,7 +172,7 @@ def test_lost_consumer_gives_the_producer_its_blocks_back(
         producer.prefill("q", "t", IDS)
         producer.until(
             lambda courier: (
-                len(courier._flights) > 0 or courier.outbound.is_read or not courier.outbound.num_legs
+                len(courier._flights) > 0 or courier.outbound.has_sealed or not courier.outbound.num_legs
             )
         )
         consumer.signal(number)
