@@ -4,6 +4,7 @@ One thread in the scheduler's process. It also passes a router's Release on to e
 reachable under more than one address.
 """
 
+import contextlib
 import logging
 import selectors
 import socket
@@ -79,10 +80,8 @@ class DirectoryServer:
     def close(self) -> None:
         """Stop listening; idempotent."""
         self._stop = True
-        try:
+        with contextlib.suppress(OSError):  # it has seen the flag already, and may have ended
             self._wake.send(b"x")
-        except OSError:
-            return
         self._thread.join(timeout=5)
         self._wake.close()
 
