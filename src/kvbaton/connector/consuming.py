@@ -12,6 +12,7 @@ from kvbaton.connector.digest import prompt_digest
 from kvbaton.connector.groups import NULL_BLOCK, CacheGroup
 from kvbaton.connector.metadata import Refused
 from kvbaton.connector.params import Consume, Refuse
+from kvbaton.connector.quarantine import Quarantine
 from kvbaton.kv.blocks import GroupBlocks, group_blocks
 from kvbaton.kv.layout import GroupKind
 from kvbaton.runtime.commands import CancelReceive, Command, DeclineTransfer, StartReceive
@@ -51,6 +52,7 @@ class Consuming:
         self.commands: list[Command] = []
         self.refused: list[Refused] = []
         self.outcomes: Counter[str] = Counter()
+        self.quarantine = Quarantine()
 
     def add(self, request: Any, intent: Consume | Refuse) -> None:
         """A request arrived."""
@@ -96,6 +98,7 @@ class Consuming:
     def received(self, request_ids: Collection[str]) -> None:
         """The workers reported these; good or bad, they never wait again."""
         for request_id in request_ids:
+            self.quarantine.settled(RequestId(request_id))
             entry = self._incoming.get(RequestId(request_id))
             if entry is not None:
                 entry.phase = _Phase.SETTLED
@@ -132,6 +135,7 @@ class Consuming:
             missing_blocks(group, tables[group.index], num_loaded - num_external, num_loaded)
             for group in self._groups
         )
+        self.quarantine.watch(request_id, [block for group in groups for block in group.ids.tolist()])
         self.commands.append(
             StartReceive(
                 request_id=request_id,

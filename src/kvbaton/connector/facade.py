@@ -20,6 +20,7 @@ from kvbaton.connector.logs import follow_vllm
 from kvbaton.connector.metadata import BatonMetadata, RankHandshake
 from kvbaton.connector.metrics import BatonPromMetrics, BatonStats
 from kvbaton.connector.params import Rules, Self
+from kvbaton.connector.quarantine import QuarantineNews
 from kvbaton.connector.rank import RankLink
 from kvbaton.connector.scheduler import BatonScheduler
 from kvbaton.runtime.directory import DirectoryServer
@@ -69,6 +70,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         """Lets sliding-window blocks be held while they are sent."""
         self._sched.producing.holder.bind(gpu_block_pool)
+        self._sched.consuming.quarantine.holder.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
         """Ranks of an engine without pipeline parallelism are up."""
@@ -124,7 +126,12 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What all workers have reported."""
-        self._sched.reported(connector_output.finished_sending or (), connector_output.finished_recving or ())
+        news = getattr(connector_output, "kv_connector_worker_meta", None)
+        self._sched.reported(
+            connector_output.finished_sending or (),
+            connector_output.finished_recving or (),
+            news if isinstance(news, QuarantineNews) else None,
+        )
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
@@ -195,6 +202,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         """As `get_transfer_results`, for callers that do not ask for failures."""
         results = self.get_transfer_results(finished_req_ids)
         return results.finished_sending, results.finished_recving
+
+    def build_connector_worker_meta(self) -> QuarantineNews | None:
+        """What the scheduler's half must hear in the step whose results were just taken."""
+        return self._rank.worker.take_news()
 
     # --- both ---------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ from kvbaton.connector.config import side_channel
 from kvbaton.runtime.observe import HANDOFF_COLUMNS
 
 GAUGES: Final = {
-    "quarantined_handoffs": "Receiving handoffs whose blocks a silent peer might still write into",
+    "quarantined_handoffs": "Failed handoffs whose blocks a transfer may still write into",
+    "quarantined_blocks": "Blocks of failed requests kept unused until nothing can write them",
     "open_consumers": "Handoffs being received",
     "open_producers": "Handoffs being sent",
     "leases": "Prefills whose KV is known to the courier",

@@ -98,6 +98,8 @@ class RankLink:
             self._settings.wait_s,
             self._settings.handoff_timeout_s,
             self._tail(caches, courier, self._fence),
+            # a request that is to be recomputed here needs its blocks, so it waits for the fence
+            fails_early=self._vllm_config.kv_transfer_config.kv_load_failure_policy == "fail",
         )
         self._stats = RankStats(f"{rank.pp}/{rank.tp}")
         _log.info(

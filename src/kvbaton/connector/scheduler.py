@@ -16,6 +16,7 @@ from kvbaton.connector.metadata import BatonMetadata
 from kvbaton.connector.metrics import BatonStats
 from kvbaton.connector.params import Produce, Rules, Self, answer, read_intent
 from kvbaton.connector.producing import Producing
+from kvbaton.connector.quarantine import QuarantineNews
 from kvbaton.runtime.commands import PrefillProgress
 
 _log = logging.getLogger(__name__)
@@ -99,8 +100,12 @@ class BatonScheduler:
             return self.producing.holds(request_id), None
         return True, answer(key, request_id, int(request.num_prompt_tokens), self._about)
 
-    def reported(self, sent: Collection[str], received: Collection[str]) -> None:
-        """All ranks have reported these requests."""
+    def reported(
+        self, sent: Collection[str], received: Collection[str], news: QuarantineNews | None = None
+    ) -> None:
+        """All ranks have reported these requests; some ranks have news of blocks in quarantine."""
+        if news is not None:
+            self.consuming.quarantine.update(news)
         self.consuming.received(received)
         self.producing.sent(sent)
 
@@ -114,7 +119,11 @@ class BatonScheduler:
         counted = dict(self._outcomes + self.consuming.outcomes)
         self._outcomes.clear()
         self.consuming.outcomes.clear()
-        gauges = {"held_prefills": self.producing.num_held, "waiting_requests": self.consuming.num_waiting}
+        gauges = {
+            "held_prefills": self.producing.num_held,
+            "waiting_requests": self.consuming.num_waiting,
+            "quarantined_blocks": self.consuming.quarantine.num_blocks,
+        }
         if not counted and gauges == self._gauges:
             return None
         self._gauges = gauges

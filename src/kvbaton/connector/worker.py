@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from kvbaton.base.ids import RequestId
 from kvbaton.connector.fence import ForwardFence
 from kvbaton.connector.metadata import BatonMetadata
+from kvbaton.connector.quarantine import QuarantineNews
 from kvbaton.connector.tail import LayerTail
 from kvbaton.runtime.commands import (
     CancelReceive,
@@ -80,14 +81,29 @@ class BatonWorker:
         wait_s: float,
         quiet_limit_s: float,
         tail: LayerTail | None = None,
+        *,
+        fails_early: bool = False,
     ) -> None:
-        """Begin with nothing outstanding; without `tail` nothing is sent layer by layer."""
+        """Begin with nothing outstanding.
+
+        Args:
+            courier: of this rank.
+            fence: orders what is said about forwards.
+            wait_s: how long a step without a forward may wait for results.
+            quiet_limit_s: how long preempted blocks may be read before the engine gives up.
+            tail: sends last blocks layer by layer; None sends whole blocks.
+            fails_early: report a failure while its blocks may still be written; the scheduler's half then holds them.
+        """
         self._courier = courier
         self._fence = fence
         self._wait_s = wait_s
         self._quiet_limit_s = quiet_limit_s
         self._waiting: set[RequestId] = set()
         self._held: set[RequestId] = set()
+        self._fails_early = fails_early
+        self._quarantined: set[RequestId] = set()
+        self._begun_quarantines: list[RequestId] = []
+        self._ended_quarantines: list[RequestId] = []
         self._report = Report()
         self._begun: BatonMetadata | None = None
         self._after: tuple[PrefillProgress, ...] = ()
@@ -158,9 +174,36 @@ class BatonWorker:
                 pass
         return True
 
+    def take_news(self) -> QuarantineNews | None:
+        """What the scheduler's half must hear of blocks in quarantine, in the step whose report named their requests."""
+        if not self._begun_quarantines and not self._ended_quarantines:
+            return None
+        news = QuarantineNews(tuple(self._begun_quarantines), tuple(self._ended_quarantines))
+        self._begun_quarantines, self._ended_quarantines = [], []
+        return news
+
+    def _quarantine(self, request_id: RequestId, reason: str) -> None:
+        if not self._fails_early or request_id not in self._waiting:
+            return
+        self._waiting.discard(request_id)
+        self._quarantined.add(request_id)
+        self._begun_quarantines.append(request_id)
+        self._report.received.add(request_id)
+        self._report.failed.add(request_id)
+        _log.warning(
+            "request %s failed (%s); its blocks stay unused until nothing can write them", request_id, reason
+        )
+
     def _collect(self) -> None:
         results = self._courier.take_results()
+        for request_id, reason in results.quarantined.items():
+            if request_id not in results.received:
+                self._quarantine(request_id, reason)
         for request_id in results.received:
+            if request_id in self._quarantined:
+                self._quarantined.discard(request_id)
+                self._ended_quarantines.append(request_id)
+                continue
             if request_id not in self._waiting:
                 _log.error("the courier reported %s as received, which does not wait", request_id)
                 continue

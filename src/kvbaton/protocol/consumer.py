@@ -234,7 +234,10 @@ class Consumer(Machine[ConsumerState]):
 
     def _end_reads(self) -> ConsumerState:
         self._deadline = None
-        return ConsumerState.DRAINING if self._num_reading else self._fail_as_recorded()
+        if not self._num_reading:
+            return self._fail_as_recorded()
+        self._emit(effects.Quarantined(self.reason or FailureReason.INTERNAL))
+        return ConsumerState.DRAINING
 
     def _cancel_again(self, event: events.DeadlinePassed, now: float) -> ConsumerState:
         self._deadline = now + CANCEL_RETRY_S
@@ -254,7 +257,7 @@ class Consumer(Machine[ConsumerState]):
         self._deadline = None
         if not producer_posts(self.mode):
             return self._end_reads()
-        self._emit(effects.Quarantined())
+        self._emit(effects.Quarantined(self.reason or FailureReason.PEER_SILENT))
         return ConsumerState.QUARANTINED
 
     def _spoke(self, event: events.PeerReady, now: float) -> ConsumerState:

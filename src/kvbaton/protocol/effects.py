@@ -58,7 +58,9 @@ class CheckBlocks(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Quarantined(Effect):
-    """The blocks cannot be given back yet because a silent peer may still write into them."""
+    """The handoff has failed, but a transfer may still write into its blocks; Fail follows when none can."""
+
+    reason: FailureReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,8 +143,11 @@ class Results:
         sent: held prefills whose blocks no transfer reads any more.
         received: waiting requests whose blocks nothing writes any more.
         failed: the subset of `received` that must not be used, with a sentence for the log.
+        quarantined: waiting requests that have failed although something may still write into their blocks; each appears in
+            `received` and `failed` later, when nothing can.
     """
 
     sent: set[RequestId] = field(default_factory=set)
     received: set[RequestId] = field(default_factory=set)
     failed: dict[RequestId, str] = field(default_factory=dict)
+    quarantined: dict[RequestId, str] = field(default_factory=dict)

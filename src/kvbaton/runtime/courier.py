@@ -382,6 +382,10 @@ class Courier:
         """For the engine."""
         self._outbox.sent(request_id)
 
+    def report_quarantined(self, request_id: RequestId, failure: str) -> None:
+        """For the engine."""
+        self._outbox.quarantined(request_id, failure)
+
     def report_received(self, request_id: RequestId, failure: str | None) -> None:
         """For the engine."""
         self._outbox.received(request_id, failure)

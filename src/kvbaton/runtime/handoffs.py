@@ -49,6 +49,10 @@ class HandoffHost(Protocol):
         """Tell the engine that a prefill's blocks are no longer read."""
         ...
 
+    def report_quarantined(self, request_id: RequestId, failure: str) -> None:
+        """Tell the engine that a request has failed although its blocks may still be written."""
+        ...
+
     def report_received(self, request_id: RequestId, failure: str | None) -> None:
         """Tell the engine that a request's blocks are no longer written."""
         ...

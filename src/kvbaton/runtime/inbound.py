@@ -74,8 +74,9 @@ class Inbound:
 
     @property
     def num_quarantined(self) -> int:
-        """Handoffs whose blocks a silent peer may still write into."""
-        return sum(intake.consumer.state is ConsumerState.QUARANTINED for intake in self._by_key.values())
+        """Failed handoffs whose blocks a transfer may still write into."""
+        waiting = (ConsumerState.QUARANTINED, ConsumerState.DRAINING)
+        return sum(intake.consumer.state in waiting for intake in self._by_key.values())
 
     @property
     def expects_data(self) -> bool:
@@ -252,8 +253,12 @@ class Inbound:
                 self._check(intake, effect.checksums)
             case effects.Quarantined():
                 _log.warning(
-                    "%s is silent: the blocks of %s are quarantined", link.name, intake.order.request_id
+                    "%s: the blocks of %s are quarantined: %s",
+                    link.name,
+                    intake.order.request_id,
+                    effect.reason,
                 )
+                self._host.report_quarantined(intake.order.request_id, effect.reason.value)
             case effects.Commit():
                 self._end(intake, None, "")
             case effects.Fail():

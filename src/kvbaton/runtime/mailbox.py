@@ -86,6 +86,12 @@ class Outbox:
             self._results.sent.add(request_id)
             self._ready.set()
 
+    def quarantined(self, request_id: RequestId, failure: str) -> None:
+        """A request has failed, but its blocks may still be written; `received` follows."""
+        with self._lock:
+            self._results.quarantined[request_id] = failure
+            self._ready.set()
+
     def received(self, request_id: RequestId, failure: str | None) -> None:
         """A request's blocks are no longer written; `failure` says why they must not be used."""
         with self._lock:
