@@ -31,8 +31,6 @@ EXTRA = {
     "handoff_timeout_s": 5,
     "lease_s": 3,
     "park_s": 5,
-    "heartbeat_s": 0.2,
-    "lost_after_s": 1,
 }
 
 
