@@ -4,7 +4,8 @@ Security: whoever can send `kv_transfer_params` chooses the host and port this e
 cannot (it strips and rewrites them); without it, list the prefill engines in the `peers` setting.
 """
 
-import secrets
+import hashlib
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -21,6 +22,9 @@ _Port = Annotated[int, Meta(ge=1, le=65535)]
 _Size = Annotated[int, Meta(ge=1, le=4096)]
 _Epoch = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
+_ENGINE_REQUEST = re.compile(r"(?:0_)?(?:cmpl-(.+)-\d+|chatcmpl-(.+)|resp_(.+)_0)-[0-9a-f]{8}", re.DOTALL)
+"""How vLLM names a request of the three endpoints after the caller's `X-Request-Id`, up to a random ending of its own."""
+
 
 class _Flags(msgspec.Struct):
     do_remote_decode: bool | None = None
@@ -35,7 +39,8 @@ class _Consume(msgspec.Struct):
     remote_engine_id: _Engine
     remote_host: _Host
     remote_port: _Port
-    transfer_id: _Tid
+    transfer_id: _Tid | None = None
+    remote_request_id: _Engine | None = None
     transfer_mode: Literal["push", "pull"] | None = None
     transfer_epoch: _Epoch | None = None
     epoch: _Epoch | None = None
@@ -121,8 +126,13 @@ class Self:
     mode: Mode
 
 
-def read_intent(params: object, rules: Rules) -> Intent | None:
+def read_intent(params: object, rules: Rules, request_id: str) -> Intent | None:
     """Understand a request's `kv_transfer_params`; total, so that no input raises.
+
+    Args:
+        params: what the request carries.
+        rules: what this engine accepts.
+        request_id: the engine's name of the request; names the handoff where a router knows no transfer ids.
 
     Returns:
         None for an ordinary request.
@@ -134,7 +144,7 @@ def read_intent(params: object, rules: Rules) -> Intent | None:
         if flags.do_remote_decode and flags.do_remote_prefill:
             return Refuse("kv_transfer_params: do_remote_decode and do_remote_prefill are both set")
         if flags.do_remote_decode:
-            return _produce(msgspec.convert(params, _Produce), rules)
+            return _produce(msgspec.convert(params, _Produce), rules, request_id)
         if flags.do_remote_prefill:
             return _consume(msgspec.convert(params, _Consume), rules)
     except msgspec.ValidationError as error:
@@ -161,10 +171,23 @@ def answer(key: HandoffKey, request_id: RequestId, num_tokens: int, about: Self)
     }
 
 
-def _produce(raw: _Produce, rules: Rules) -> Intent:
+def shared_transfer_id(request_id: str) -> TransferId:
+    """Name a handoff after the `X-Request-Id` that both legs carry.
+
+    Routers made for vLLM's own connectors (vllm-router) send no transfer id, and drop the one a prefill answers with.
+
+    Args:
+        request_id: the id as the router sent it, or as an engine lengthened it.
+    """
+    found = _ENGINE_REQUEST.fullmatch(request_id)
+    name = request_id if found is None else next(group for group in found.groups() if group is not None)
+    return TransferId(f"req-{hashlib.sha256(name.encode()).hexdigest()[:40]}")
+
+
+def _produce(raw: _Produce, rules: Rules, request_id: str) -> Intent:
     if not rules.produces:
         return Refuse("kv_transfer_params: do_remote_decode on an engine whose kv_role does not produce")
-    return Produce(HandoffKey(TransferId(raw.transfer_id or f"kvb-{secrets.token_hex(16)}")))
+    return Produce(HandoffKey(TransferId(raw.transfer_id or shared_transfer_id(request_id))))
 
 
 def _consume(raw: _Consume, rules: Rules) -> Intent:
@@ -176,9 +199,17 @@ def _consume(raw: _Consume, rules: Rules) -> Intent:
         return Refuse(
             f"kv_transfer_params: {raw.remote_host}:{raw.remote_port} is not among the configured peers"
         )
+    if raw.transfer_id is not None:
+        transfer_id = TransferId(raw.transfer_id)
+    elif raw.remote_request_id is not None:
+        transfer_id = shared_transfer_id(raw.remote_request_id)
+    else:
+        return Refuse(
+            "kv_transfer_params: neither transfer_id nor remote_request_id says which prefill it is"
+        )
     epoch = raw.transfer_epoch if raw.transfer_epoch is not None else raw.epoch or 0
     return Consume(
-        HandoffKey(TransferId(raw.transfer_id), epoch),
+        HandoffKey(transfer_id, epoch),
         EngineAddress(raw.remote_host, raw.remote_port, EngineId(raw.remote_engine_id)),
         Mode(raw.transfer_mode) if raw.transfer_mode else rules.mode,
         raw.tp_size or 1,

@@ -49,7 +49,7 @@ class BatonScheduler:
 
     def on_new_request(self, request: Any) -> None:
         """A request entered the engine."""
-        intent = read_intent(request.kv_transfer_params, self._rules)
+        intent = read_intent(request.kv_transfer_params, self._rules, request.request_id)
         if intent is None:
             self._outcomes["no_params"] += 1
         elif not isinstance(intent, Produce):
