@@ -24,6 +24,7 @@ def with_params(rng: random.Random, params: object) -> Ask:
     body = {
         "prompt": random_tokens(rng, PROMPT_TOKENS),
         "max_tokens": 4,
+        "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
     }

@@ -15,6 +15,7 @@ from engine.deployment import (
     Actor,
     Deployment,
     chained,
+    get,
     with_environment,
     with_option,
     with_transfer,
@@ -142,9 +143,11 @@ async def test_prefill_engine_killed_fails_requests_in_seconds(pair: Deployment)
 async def test_prefill_engine_of_another_dtype_is_refused_with_both_values(pair: Deployment) -> None:
     engine, decode = pair.prefill[0], pair.decode[0]
     restart(engine, with_option("--dtype", "bfloat16"))
+    router = pair.router()
+    wait_until(lambda: get(router.spec.health_url) is not None, LOST_S, "the router does not see the engine")
     marks = [len(each.log()) for each in pair.engines]
 
-    answers = await ask_all(pair.router().url, pair.config.model, requests("another dtype", 3), 3)
+    answers = await ask_all(router.url, pair.config.model, requests("another dtype", 3), 3)
 
     assert [answer.ok for answer in answers] == [False] * 3
     assert {answer.status for answer in answers} <= set(range(500, 600))
@@ -153,7 +156,7 @@ async def test_prefill_engine_of_another_dtype_is_refused_with_both_values(pair:
     refusals = [
         line for line in said.splitlines() if "dtype" in line and "bfloat16" in line and "float32" in line
     ]
-    assert refusals, said[-3000:]
+    assert refusals, f"{answers[0].error}\n{said[-3000:]}"
     assert decode.runs
     assert engine.runs
 
