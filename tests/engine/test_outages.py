@@ -16,6 +16,7 @@ from engine.deployment import (
     Deployment,
     chained,
     get,
+    wait_until,
     with_environment,
     with_option,
     with_transfer,
