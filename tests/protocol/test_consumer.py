@@ -85,7 +85,9 @@ def test_a_pull_of_no_blocks_asks_for_confirmation_without_reading() -> None:
 def test_failed_while_a_read_runs_ends_only_when_the_read_has() -> None:
     machine = receiving(Mode.PULL)
 
-    assert feed(machine, OFFER, events.FailedArrived(FailureReason.PREEMPTED, "")) == []
+    assert feed(machine, OFFER, events.FailedArrived(FailureReason.PREEMPTED, "")) == [
+        effects.Quarantined(FailureReason.PREEMPTED)
+    ]
     assert machine.state is ConsumerState.DRAINING
     assert feed(machine, events.ReadEnded(0, ok=True)) == [effects.Fail(FailureReason.PREEMPTED, "")]
 
