@@ -90,7 +90,11 @@ class Runner:
         service_s = None if cell.rate_per_s is None else self._service_s(visit, step)
         rho = offered_load(cell.rate_per_s, service_s)
         if rho is not None and not is_steady(rho) and not self._config.overload:
-            self._skip(visit, step, f"rho {rho:.2f} is not below {STEADY_RHO}", final=True)
+            reason = f"rho {rho:.2f} is not below {STEADY_RHO}"
+            self._progress.say(
+                f"  {visit.contender.key} {cell.name} link {step.link.name}: not run, {reason}"
+            )
+            self._skip(visit, step, reason, final=True)
             return
         self._progress.show(
             f"{visit.contender.key}  {cell.name}/s  link {step.link.name}  repeat {visit.repeat + 1}"
