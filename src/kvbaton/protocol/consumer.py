@@ -16,6 +16,8 @@ from kvbaton.protocol.machine import Event, Machine, Unexpected
 from kvbaton.protocol.mode import Mode, producer_posts
 
 CANCEL_RETRY_S: Final = 1.0
+CONNECT_S: Final = 10.0
+"""How long a handoff waits for its producer to be reachable: long enough for a restart to be noticed, short enough to try another."""
 MAX_TRANSFERS: Final = 1 << 20
 
 
@@ -61,7 +63,8 @@ class Consumer(Machine[ConsumerState]):
         self.verify = verify
         self.reason: FailureReason | None = None
         self.detail = ""
-        self._deadline: float | None = now + ttl_s
+        self._expires = now + ttl_s
+        self._deadline: float | None = min(self._expires, now + CONNECT_S)
         self._seen: set[int] = set()
         self._total: int | None = None
         self._sealed = False
@@ -82,6 +85,7 @@ class Consumer(Machine[ConsumerState]):
     # --- connecting ---------------------------------------------------------------------------------------------------
 
     def _register(self, event: events.PeerReady, now: float) -> ConsumerState:
+        self._deadline = self._expires
         self._emit(effects.SendRegister())
         return ConsumerState.REGISTERED
 

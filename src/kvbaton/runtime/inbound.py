@@ -143,6 +143,12 @@ class Inbound:
         except Exception:  # noqa: BLE001  # its blocks stay quarantined: leaking them is safe, giving them back is not
             _log.exception("handoff %s cannot be ended; its blocks stay unused", intake.order.key.transfer_id)
 
+    def rehome(self, old: Link) -> None:
+        """Its peer is dead: handoffs it never heard of may still be served by whoever answers at that address now."""
+        for intake in self._by_key.values():
+            if intake.link is old and intake.consumer.state is ConsumerState.CONNECTING:
+                intake.link = self._host.dialled(intake.order.address)
+
     def on_peer(self, link: Link, event: Event) -> None:
         """Tell every handoff of this link."""
         for intake in [each for each in self._by_key.values() if each.link is link]:

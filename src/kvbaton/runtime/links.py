@@ -120,6 +120,8 @@ class Links:
             case p.AnnounceDead():
                 # bytes it had sent may still be in our kernel's buffers: receive them before blocks are given back
                 drain_s = 0.0 if link.accepted else self._host.config.dead_drain_s
+                if not link.accepted:
+                    self._host.inbound.rehome(link)
                 self._draining[link] = self._host.now() + drain_s
 
     def _tell(self, link: Link, event: Event) -> None:
