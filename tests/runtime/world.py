@@ -10,7 +10,7 @@ from kvbaton.testing.rig import MiniEngine, agent_name
 from kvbaton.transport.base import Transport
 from kvbaton.transport.memory import MemoryNetwork, MemoryTransport
 
-FAST = Heartbeat(interval_s=0.05, lost_after_s=0.3, dial_s=0.5, pause_min_s=0.02, pause_max_s=0.1)
+FAST = Heartbeat(interval_s=0.1, lost_after_s=1.0, dial_s=1.0, pause_min_s=0.02, pause_max_s=0.1)
 
 
 class World:
