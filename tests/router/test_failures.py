@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from kvbaton.testing.fake_script import Cut, FakeConnector, Script
-from router.harness import COMPLETIONS, PROMPT, TIMEOUT_S, Cluster, mode, run_cluster
+from router.harness import CHAT, COMPLETIONS, PROMPT, TIMEOUT_S, Cluster, mode, run_cluster
 
 BAD = b'{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}'
 
@@ -137,23 +137,32 @@ async def test_decode_lost_before_its_first_token_is_retried(cut: Cut):  # case 
         await cluster.wait_idle()
 
 
-async def test_stream_that_begins_with_an_error_is_retried_on_the_same_pair():
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_stream_that_begins_with_an_error_is_retried_on_the_same_pair(path: str):
     async with run_cluster() as cluster:
         cluster.decode[0].next(Script(error_event=True))
-        answer = await cluster.complete(stream=True)
+        answer = await cluster.post(path, streamed(path))
 
         assert answer.text == "to pass the baton"
         assert len({seen.params["transfer_id"] for seen in cluster.decode[0].seen}) == 2
 
 
-async def test_stream_that_begins_with_an_error_is_an_error_status_in_the_end():  # case 54
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_stream_that_begins_with_an_error_is_an_error_status_in_the_end(path: str):  # case 54
     async with run_cluster(retries=1) as cluster:
         cluster.decode[0].always(Script(error_event=True))
-        answer = await cluster.complete(stream=True)
+        answer = await cluster.post(path, streamed(path))
 
         assert answer.status == 500
         assert answer.json["error"]["message"] == "KV load failed"
         assert cluster.metric("failures_total", stage="decode", kind="error_event") == 2
+
+
+def streamed(path: str) -> dict[str, object]:
+    prompt = (
+        {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": PROMPT}]}
+    )
+    return {"model": "fake", "max_tokens": 4, "stream": True, **prompt}
 
 
 async def test_stream_cut_after_the_commit_ends_in_an_error_event_and_no_retry():  # case 54

@@ -5,11 +5,11 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import aiohttp
-import msgspec
 
+from kvbaton.router.beginning import Beginning
 from kvbaton.router.engines import Engine
 from kvbaton.router.headers import HeaderList
-from kvbaton.router.http_errors import ErrorReply, error_reply
+from kvbaton.router.http_errors import error_reply
 from kvbaton.router.params import NoParams, PrefillAnswer, read_answer
 from kvbaton.router.timeline import AttemptTimeline, Step
 from kvbaton.router.upstream import (
@@ -25,8 +25,6 @@ from kvbaton.router.upstream import (
 )
 
 _EVENT_STREAM = "text/event-stream"
-_ERROR_EVENT = b'data:{"error":'  # compared without blanks
-_ENOUGH_TO_TELL = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class DecodeReady:
 
     Attributes:
         response: open if streamed.
-        first: the first piece of a stream, or the whole of a plain answer.
+        first: the beginning of a stream, or the whole of a plain answer.
         streamed: whether more may follow.
     Lifetime: whoever holds it must `close` it.
     """
@@ -121,14 +119,14 @@ async def decode_leg(
         if response.content_type != _EVENT_STREAM:
             ready = DecodeReady(response, await read_all(response), streamed=False)
         else:
-            first = await _first_piece(response)
-            failed = _error_event(first)
+            beginning = await _beginning(response)
+            failed = beginning.error
             if failed is not None:
                 retry = Retry.NEVER if failed.status < 500 else Retry.ANYWHERE
                 return LegFailure(Stage.DECODE, FailureKind.ERROR_EVENT, engine, failed, retry)
             # Only of a stream: a plain answer's first byte tells when all tokens were there.
             timeline.mark(Step.FIRST_BYTE)
-            ready = DecodeReady(response, first, streamed=True)
+            ready = DecodeReady(response, beginning.received, streamed=True)
         return ready
     except ConnectionFailed as error:
         return connection_failure(Stage.DECODE, engine, error)
@@ -137,37 +135,16 @@ async def decode_leg(
             response.close()
 
 
-async def _first_piece(response: aiohttp.ClientResponse) -> bytes:
-    first = b""
+async def _beginning(response: aiohttp.ClientResponse) -> Beginning:
+    beginning = Beginning()
     try:
-        while len(first) < _ENOUGH_TO_TELL:
+        while not beginning.decided:
             piece = await response.content.readany()
             if not piece:
                 break
-            first += piece
+            beginning.feed(piece)
     except (aiohttp.ClientError, OSError) as error:
         raise ConnectionFailed(FailureKind.RESET, str(error) or type(error).__name__) from None
-    if not first:
+    if not beginning.received:
         raise ConnectionFailed(FailureKind.RESET, "the stream ended before its first event")
-    return first
-
-
-def _error_event(first: bytes) -> ErrorReply | None:
-    """The error a stream begins with, if it does."""
-    line = first.lstrip().split(b"\n", 1)[0].strip()
-    if not line[:_ENOUGH_TO_TELL].replace(b" ", b"").startswith(_ERROR_EVENT):
-        return None
-    body = line.removeprefix(b"data:").strip()
-    try:
-        code = msgspec.json.decode(body, type=_ErrorObject).error.code
-    except msgspec.DecodeError:
-        return error_reply(500, "The decode engine began its answer with an error.", "decode_error_event")
-    return ErrorReply(code if isinstance(code, int) and 400 <= code < 600 else 500, body)
-
-
-class _ErrorCode(msgspec.Struct):
-    code: int | str | None = None
-
-
-class _ErrorObject(msgspec.Struct):
-    error: _ErrorCode
+    return beginning

@@ -24,6 +24,7 @@ from kvbaton.testing.fake_script import (
     Seen,
     chunk,
     derived_id,
+    opening,
     plain_answer,
 )
 
@@ -299,6 +300,8 @@ class FakeEngine:
             return self._drop(request, seen)
         await self._await_kv(seen, script)
         await _wait(script.before_tokens)
+        for event in opening(seen):
+            await response.write(event)
         if script.error_event:
             await response.write(
                 b'data: {"error":{"message":"KV load failed","type":"InternalServerError","code":500}}\n\n'

@@ -1,6 +1,7 @@
 """What a fake engine is told to do and what it writes down, apart from the server that does it."""
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -129,6 +130,15 @@ def chunk(seen: Seen, token: str) -> Json:
     choice |= {"delta": {"content": token + " "}} if chat else {"text": token + " "}
     kind = "chat.completion.chunk" if chat else "text_completion"
     return {"id": derived_id(seen), "object": kind, "created": 1, "model": "fake", "choices": [choice]}
+
+
+def opening(seen: Seen) -> list[bytes]:
+    """What a stream says before its first token, and also before an error: vLLM's chat streams name the role."""
+    if not seen.path.startswith("/v1/chat"):
+        return []
+    choice: Json = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    about: Json = {"id": derived_id(seen), "object": "chat.completion.chunk", "created": 1, "model": "fake"}
+    return [f"data: {json.dumps({**about, 'choices': [choice]})}\n\n".encode()]
 
 
 def plain_answer(seen: Seen, tokens: tuple[str, ...], cached_tokens: int) -> Json:
