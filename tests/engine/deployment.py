@@ -33,7 +33,7 @@ POLL_S = 0.1
 GRACE_S = 8.0
 
 # Times of a deployment that a test need not wait long for.
-QUICK: Mapping[str, JsonValue] = {"park_s": 4, "lease_s": 10, "handoff_timeout_s": 12}
+QUICK: Mapping[str, JsonValue] = {"park_s": 10, "lease_s": 10, "handoff_timeout_s": 15}
 
 
 class NotReached(AssertionError):
