@@ -272,13 +272,23 @@ def differences(request: Ask, expected: Answer, found: Answer, logprob_noise: fl
 
 def logprob_distance(expected: Answer, found: Answer) -> float:
     """Return the largest difference between two answers' logprobs."""
-    pairs = [
-        (one, other)
-        for index, choice in expected.choices.items()
-        if index in found.choices
-        for one, other in zip(choice.logprobs, found.choices[index].logprobs, strict=False)
-    ]
-    return max((abs(one - other) for one, other in pairs), default=0.0)
+    return max((abs(one - other) for one, other in logprob_pairs(expected, found)), default=0.0)
+
+
+def logprob_pairs(expected: Answer, found: Answer) -> list[tuple[float, float]]:
+    """Return the logprobs of tokens that both chose after the same tokens; after that, nothing can be compared."""
+    pairs: list[tuple[float, float]] = []
+    for index, choice in expected.choices.items():
+        other = found.choices.get(index)
+        if other is None:
+            continue
+        for ours, theirs, *both in zip(
+            choice.tokens, other.tokens, choice.logprobs, other.logprobs, strict=False
+        ):
+            if ours != theirs:
+                break
+            pairs.append((both[0], both[1]))
+    return pairs
 
 
 def compare(expected: Sequence[tuple[Ask, Answer]], answers: Sequence[Answer]) -> list[str]:

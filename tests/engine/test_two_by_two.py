@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engine
 
 # More busy processes than cores: an engine may not be heard of for a while without being dead.
 PATIENT: Mapping[str, JsonValue] = {"verify": True, "lost_after_s": 30}
-NUM_TWO_RANK_ASKS = 24
+NUM_TWO_RANK_ASKS = 14
 
 
 @pytest.fixture
