@@ -8,7 +8,7 @@ import pytest
 
 from kvbaton.base.errors import PeerUnreachable, TransferFailed, TransportError
 from kvbaton.base.ids import AgentName
-from kvbaton.testing.contract import Pair, Peer
+from kvbaton.testing.transport_pair import Pair, Peer
 from kvbaton.transport.base import TransferState
 from kvbaton.transport.faults import (
     Corrupt,

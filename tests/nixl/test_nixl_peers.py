@@ -11,7 +11,7 @@ from kvbaton.base.errors import PeerUnreachable, TransportError
 from kvbaton.base.ids import AgentName, TransferHandle
 from kvbaton.kv.layout import MemoryKind
 from kvbaton.testing.agent_process import AgentProcess, Notified, Posted, Sum, Summed, Write
-from kvbaton.testing.contract import Pair, Peer, wait_until
+from kvbaton.testing.transport_pair import Pair, Peer, wait_until
 from kvbaton.transport.base import Operation, TransferState
 from kvbaton.transport.nixl import NixlTransport
 

@@ -9,11 +9,16 @@ import pytest
 from runtime.world import World
 
 
+def kvbaton_threads() -> list[str]:
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("kvbaton"))
+
+
 @pytest.fixture
 def world() -> Iterator[World]:
+    before = kvbaton_threads()  # other modules' tests may have some of their own
     world = World()
     yield world
     for engine in world.engines:
         engine.close()
-    assert [t.name for t in threading.enumerate() if t.name.startswith("kvbaton")] == []
+    assert kvbaton_threads() == before
     gc.collect()  # a socket left open is a ResourceWarning, which pytest turns into an error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvbaton.base.ids import AgentName, TransferHandle
 from kvbaton.kv.layout import MemoryKind
-from kvbaton.testing.contract import Pair, Peer
+from kvbaton.testing.transport_pair import Pair, Peer
 from kvbaton.transport.base import Operation
 from kvbaton.transport.nixl import NixlTransport
 
