@@ -29,6 +29,7 @@ class Job:
         key: transfer id and child; epochs only tell registrations apart.
         lease: None until the prefill is known here.
         tables: per group, the request's block ids from index 0.
+        is_spent: its transfer id has served another prefill already, so nobody is served from this one.
     """
 
     key: JobKey
@@ -42,6 +43,7 @@ class Job:
     frontier: events.Frontier | None = None
     ended_at: float | None = None
     in_tail: bool = False
+    is_spent: bool = False
     epoch: int = 0
 
     @property

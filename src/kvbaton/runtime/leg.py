@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kvbaton.base.errors import FailureReason, KvbatonError
+from kvbaton.base.errors import FailureReason, KvbatonError, RemoteProtocolError
 from kvbaton.base.ids import HandoffKey
 from kvbaton.kv.blocks import GroupBlocks
 from kvbaton.kv.plan import BlockPairs, plan_transfer
@@ -23,7 +23,7 @@ from kvbaton.runtime.link import Link
 from kvbaton.runtime.observe import HandoffRecord
 from kvbaton.transport.base import Operation
 from kvbaton.wire import messages as m
-from kvbaton.wire.translate import blocks_to_wire, key_to_wire
+from kvbaton.wire.translate import blocks_from_wire, blocks_to_wire, key_from_wire, key_to_wire
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,35 @@ class Registration:
     digest: bytes
     fan_out: int
     verify: bool
+
+
+def read_registration(link: Link, message: m.Register, num_groups: int) -> Registration:
+    """Check a consumer's Register.
+
+    Raises:
+        RemoteProtocolError: an unknown mode, other cache groups, or block ids that cannot be.
+    """
+    try:
+        mode = Mode(message.mode)
+    except ValueError:
+        raise RemoteProtocolError(f"mode {message.mode!r} is unknown here") from None
+    groups = blocks_from_wire(message.groups)
+    if len(groups) != num_groups:
+        raise RemoteProtocolError(f"{len(groups)} KV cache groups registered, {num_groups} exist")
+    for index, group in enumerate(groups):
+        if group.ids.size and int(group.ids.max()) >= link.layout.num_blocks:
+            raise RemoteProtocolError(f"group {index}: a block id is outside the consumer's own pool")
+        if np.unique(group.ids).size != group.ids.size:
+            raise RemoteProtocolError(f"group {index}: a block id is registered twice")
+    return Registration(
+        key=key_from_wire(message.key),
+        mode=mode,
+        groups=groups,
+        num_tokens=message.num_tokens,
+        digest=message.prompt_digest,
+        fan_out=message.fan_out,
+        verify=message.verify,
+    )
 
 
 class BlockSource(Protocol):

@@ -10,7 +10,6 @@ from kvbaton.kv.blocks import GroupBlocks
 from kvbaton.protocol import effects, events
 from kvbaton.protocol.lease import Lease
 from kvbaton.protocol.machine import Effect, Event
-from kvbaton.protocol.mode import Mode
 from kvbaton.protocol.producer import ProducerState
 from kvbaton.runtime.commands import (
     PrefillAborted,
@@ -23,10 +22,10 @@ from kvbaton.runtime.commands import (
 from kvbaton.runtime.drive import Drive
 from kvbaton.runtime.handoffs import HandoffHost
 from kvbaton.runtime.job import Job, JobKey, Memory
-from kvbaton.runtime.leg import Leg, Registration
+from kvbaton.runtime.leg import Leg, Registration, read_registration
 from kvbaton.runtime.link import Link
 from kvbaton.wire import messages as m
-from kvbaton.wire.translate import blocks_from_wire, key_from_wire
+from kvbaton.wire.translate import key_from_wire
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +86,9 @@ class Outbound:
         self._by_request[command.request_id] = job
         for leg in job.legs:
             self._feed_lease(job, _opened(leg))
-        if self._gone.pop(key) is not None:
+        gone = self._gone.pop(key)
+        job.is_spent = gone is FailureReason.ALREADY_CLAIMED
+        if job.is_spent or gone is FailureReason.RELEASED:
             self._feed_lease(job, events.ReleaseAsked())
 
     def progressed(self, command: PrefillProgress) -> None:
@@ -219,7 +220,7 @@ class Outbound:
 
     def _register(self, link: Link, message: m.Register) -> None:
         try:
-            registration = self._checked(link, message)
+            registration = read_registration(link, message, len(self._host.layout.groups))
         except RemoteProtocolError as error:
             link.send(m.Failed(message.key, FailureReason.INCOMPATIBLE.value, str(error)[:4000]))
             return
@@ -248,31 +249,6 @@ class Outbound:
             if job.frontier is not None:
                 leg.feed(job.frontier)
 
-    def _checked(self, link: Link, message: m.Register) -> Registration:
-        try:
-            mode = Mode(message.mode)
-        except ValueError:
-            raise RemoteProtocolError(f"mode {message.mode!r} is unknown here") from None
-        groups = blocks_from_wire(message.groups)
-        if len(groups) != len(self._host.layout.groups):
-            raise RemoteProtocolError(
-                f"{len(groups)} KV cache groups registered, {len(self._host.layout.groups)} exist"
-            )
-        for index, group in enumerate(groups):
-            if group.ids.size and int(group.ids.max()) >= link.layout.num_blocks:
-                raise RemoteProtocolError(f"group {index}: a block id is outside the consumer's own pool")
-            if np.unique(group.ids).size != group.ids.size:
-                raise RemoteProtocolError(f"group {index}: a block id is registered twice")
-        return Registration(
-            key=key_from_wire(message.key),
-            mode=mode,
-            groups=groups,
-            num_tokens=message.num_tokens,
-            digest=message.prompt_digest,
-            fan_out=message.fan_out,
-            verify=message.verify,
-        )
-
     def _refusal(self, link: Link, registration: Registration) -> FailureReason | None:
         if registration.key in self._cancelled:
             return FailureReason.ABORTED
@@ -281,6 +257,8 @@ class Outbound:
         if job is None:
             gone = self._gone.get(key)
             return None if gone is None or gone is FailureReason.RELEASED else gone
+        if job.is_spent:
+            return FailureReason.ALREADY_CLAIMED
         if registration.key.epoch < job.epoch:
             return FailureReason.STALE_EPOCH
         if job.lease is not None and not job.lease.accepts_legs:
@@ -374,6 +352,12 @@ class Outbound:
         if job.request_id is not None:
             self._by_request.pop(job.request_id, None)
         if job.lease is not None:
+            if job.is_spent:
+                reason = None
+            elif reason is FailureReason.RELEASED:
+                reason = (
+                    FailureReason.LEASE_EXPIRED
+                )  # it has been and gone; RELEASED stands for one yet to come
             self._gone.put(job.key, reason or FailureReason.ALREADY_CLAIMED)
         elif reason is not None and reason is not FailureReason.UNKNOWN_TRANSFER:
             # a consumer that gave up before the prefill came will not come back for it
