@@ -13,6 +13,8 @@ def test_settings_of_nothing_are_the_defaults():
     assert settings.progress_thread is None
     assert settings.lease_s == 30
     assert settings.handoff_timeout_s == 120
+    assert settings.wait_s is None
+    assert settings.rest
     assert settings.peers is None
 
 
@@ -34,6 +36,8 @@ def test_settings_with_an_unknown_key_name_it_and_the_allowed_ones():
         ("max_in_flight", 0),
         ("recompute_threshold_tokens", 0),
         ("verify", "yes"),
+        ("wait_s", "long"),
+        ("rest", "always"),
         ("poll_min_s", 1.0),
         ("heartbeat_s", 5.0),
     ],

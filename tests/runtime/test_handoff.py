@@ -34,6 +34,16 @@ def test_handoff_registered_first_moves_exactly_its_blocks(
     assert not any(any(consumer.block(0, each)) for each in range(64) if each not in (5, 6, 9))
 
 
+def test_registration_before_its_prefill_ends_the_wait_of_the_producers_engine(
+    pair: tuple[MiniEngine, MiniEngine],
+) -> None:
+    producer, consumer = pair
+    consumer.receive("r", "t", producer.address, [5], mode=Mode.PUSH)
+
+    assert producer.courier.wait_results(10)
+    assert producer.courier.outbound.num_legs == 1
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_handoff_registered_after_the_prefill_moves_its_blocks(
     pair: tuple[MiniEngine, MiniEngine], mode: Mode

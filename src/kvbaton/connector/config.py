@@ -58,7 +58,8 @@ class _Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_in_flight: Annotated[int, Meta(ge=1, le=256)] = 2
     recompute_threshold_tokens: Annotated[int, Meta(ge=1)] = 1
     trace_file: Annotated[str, Meta(min_length=1)] | None = None
-    wait_s: Annotated[float, Meta(ge=0, le=1)] = 0.003
+    wait_s: Annotated[float, Meta(ge=0, le=1)] | Auto = "auto"
+    rest: bool = True
     peers: list[str] | None = None
 
 
@@ -97,7 +98,8 @@ class Settings:
         max_in_flight: WRITEs posted at once per handoff.
         recompute_threshold_tokens: with at most this many prompt tokens missing, they are computed here.
         trace_file: where ended handoffs are written down.
-        wait_s: how long a step without work waits for the courier.
+        wait_s: how long a step without work waits for the courier; None leaves it to the kind of memory.
+        rest: this engine's processes sleep instead of spinning while they only wait for KV.
         peers: hosts ("host" or "host:port") requests may name as producer; None allows any.
     """
 
@@ -118,7 +120,8 @@ class Settings:
     max_in_flight: int
     recompute_threshold_tokens: int
     trace_file: Path | None
-    wait_s: float
+    wait_s: float | None
+    rest: bool
     peers: frozenset[str] | None
 
     def courier(self, host: str) -> CourierConfig:
@@ -169,7 +172,8 @@ def parse_settings(extra: Mapping[str, Any], environ: Mapping[str, str] | None =
         max_in_flight=raw.max_in_flight,
         recompute_threshold_tokens=raw.recompute_threshold_tokens,
         trace_file=Path(raw.trace_file) if raw.trace_file else None,
-        wait_s=raw.wait_s,
+        wait_s=None if raw.wait_s == "auto" else raw.wait_s,
+        rest=raw.rest,
         peers=None if raw.peers is None else frozenset(raw.peers),
     )
 

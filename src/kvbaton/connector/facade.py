@@ -22,6 +22,7 @@ from kvbaton.connector.metrics import BatonPromMetrics, BatonStats
 from kvbaton.connector.params import Rules, Self
 from kvbaton.connector.quarantine import QuarantineNews
 from kvbaton.connector.rank import RankLink
+from kvbaton.connector.rest import process_rest
 from kvbaton.connector.scheduler import BatonScheduler
 from kvbaton.runtime.directory import DirectoryServer
 
@@ -54,6 +55,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._directory: DirectoryServer | None = None
         self._settings = settings
         self._groups = transfer_groups(kv_cache_config)
+        self._rest = process_rest()
+        self._rest.allowed = settings.rest
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = _scheduler(vllm_config, settings, kv_cache_config)
         else:
@@ -122,7 +125,9 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
         """This step's news for the workers."""
-        return self._sched.build(scheduler_output)
+        step = self._sched.build(scheduler_output)
+        self._rest.step(computes=step.has_forward)
+        return step
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What all workers have reported."""
@@ -174,6 +179,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Second hook of a step, and the first where a runner leaves that one out."""
         super().bind_connector_metadata(connector_metadata)
+        self._rest.step(computes=connector_metadata.has_forward)
         self._rank.worker.before_forward(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

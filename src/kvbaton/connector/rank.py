@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -23,6 +23,9 @@ from kvbaton.transport.base import Transport
 from kvbaton.wire.messages import RankAddress
 
 _log = logging.getLogger(__name__)
+
+_WAIT_S: Final = {MemoryKind.DRAM: 0.020, MemoryKind.VRAM: 0.002}
+"""A step without work costs about a millisecond of CPU: dear where models compute on CPUs, nothing beside a GPU."""
 
 MakeTransport = Callable[[AgentName, MemoryKind, Settings], Transport]
 
@@ -95,7 +98,7 @@ class RankLink:
         self._worker = BatonWorker(
             courier,
             self._fence,
-            self._settings.wait_s,
+            _WAIT_S[layout.memory] if self._settings.wait_s is None else self._settings.wait_s,
             self._settings.handoff_timeout_s,
             self._tail(caches, courier, self._fence),
             # a request that is to be recomputed here needs its blocks, so it waits for the fence

@@ -389,3 +389,7 @@ class Courier:
     def report_received(self, request_id: RequestId, failure: str | None) -> None:
         """For the engine."""
         self._outbox.received(request_id, failure)
+
+    def rouse_engine(self) -> None:
+        """End the engine's wait for results: work for it is on its way."""
+        self._outbox.rouse()

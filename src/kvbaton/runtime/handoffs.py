@@ -56,3 +56,7 @@ class HandoffHost(Protocol):
     def report_received(self, request_id: RequestId, failure: str | None) -> None:
         """Tell the engine that a request's blocks are no longer written."""
         ...
+
+    def rouse_engine(self) -> None:
+        """End the engine's wait for results: work for it is on its way."""
+        ...

@@ -100,6 +100,10 @@ class Outbox:
                 self._results.failed[request_id] = failure
             self._ready.set()
 
+    def rouse(self) -> None:
+        """End a wait, although there is nothing to take."""
+        self._ready.set()
+
     def take(self) -> Results:
         """Everything put since the last call."""
         if not self._ready.is_set():
@@ -110,5 +114,5 @@ class Outbox:
         return results
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something to take."""
+        """Wait until there is something to take, or `rouse` ends it."""
         return self._ready.wait(timeout_s)

@@ -248,6 +248,9 @@ class Outbound:
             self._feed_lease(job, _opened(leg))
             if job.frontier is not None:
                 leg.feed(job.frontier)
+        else:
+            # its prefill has most likely reached our engine too, which looks for it between steps only
+            self._host.rouse_engine()
 
     def _refusal(self, link: Link, registration: Registration) -> FailureReason | None:
         if registration.key in self._cancelled:

@@ -1,0 +1,85 @@
+"""Rest: lets an engine's processes sleep while the engine only waits for KV.
+
+vLLM's processes talk over a queue in shared memory whose readers spin for a second after every message (`SpinCondition` in
+`vllm.distributed.device_communicators.shm_broadcast`). That is right while an engine computes. An engine that only waits for KV, or only holds
+blocks for somebody, steps all the time without computing, so one of its processes spins at any moment and takes a core from its neighbours.
+docs/decisions/0011-rest.md has what was measured.
+"""
+
+import functools
+import logging
+import math
+import time
+from typing import Any, Final
+
+_log = logging.getLogger(__name__)
+_MARK: Final = "_kvbaton_rests"
+_NAP_MS: Final = 2
+"""The queue's wake-up is a ZeroMQ message that is lost now and then (a race in conflating pipes), so a reader also looks by itself."""
+
+
+class Rest:
+    """Whether this process's queue readers sleep now.
+
+    Owner: the thread that steps the engine in this process, which is also the one that reads the queue.
+    """
+
+    def __init__(self) -> None:
+        """Spin, as vLLM has it."""
+        self.allowed = False
+        self.resting = False
+
+    def step(self, *, computes: bool) -> None:
+        """A step begins; one that computes nothing is a wait for KV."""
+        self.resting = self.allowed and not computes
+
+
+@functools.cache
+def process_rest() -> Rest:
+    """This process's, obeyed by its queue readers; a process belongs to one engine."""
+    rest = Rest()
+    let_rest(rest)
+    return rest
+
+
+def let_rest(rest: Rest, condition: type | None = None) -> bool:
+    """Make this process's queue readers sleep at once while `rest` says so, instead of after a second of spinning.
+
+    Args:
+        rest: asked before each wait.
+        condition: the class whose `wait` is wrapped; vLLM's by default.
+    Returns:
+        False where vLLM has no such class, or another one than we know: then readers spin as vLLM has them.
+    """
+    found = condition or _spin_condition()
+    wait = getattr(found, "wait", None)
+    if found is None or wait is None:
+        _log.info("this vLLM's message queue is not known: its processes spin while they wait for KV")
+        return False
+    original = getattr(wait, _MARK, wait)
+
+    @functools.wraps(original)
+    def resting_wait(self: Any, timeout_ms: int | None = None) -> None:
+        last_read = self.last_read
+        if not rest.resting or time.monotonic() > last_read + self.busy_loop_s:
+            original(self, timeout_ms)
+            return
+        self.last_read = -math.inf  # a read long ago is what vLLM's own idle mode goes by
+        try:
+            original(self, _NAP_MS if timeout_ms is None else min(timeout_ms, _NAP_MS))
+        finally:
+            self.last_read = last_read
+
+    setattr(resting_wait, _MARK, original)
+    found.wait = resting_wait  # type: ignore[attr-defined]  # a class of vLLM's, looked up by name
+    return True
+
+
+def _spin_condition() -> type | None:
+    try:
+        from vllm.distributed.device_communicators import shm_broadcast
+    except ImportError:
+        return None
+    found = getattr(shm_broadcast, "SpinCondition", None)
+    known = found is not None and {"last_read", "busy_loop_s"} <= set(found.__init__.__code__.co_names)
+    return found if known else None
