@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 
 from kvbaton.router.abandoned import Abandoned
 from kvbaton.router.attempt import Services
@@ -108,7 +109,8 @@ class _Running:
         self.upstream = Upstream(config)
         self.abandoned = abandoned
         self.monitor = Monitor(config, fleet, self.upstream, metrics, abandoned)
-        timelines = TimelineStore(config.kept_timelines, asyncio.get_running_loop().time)
+        # not the loop's clock: uvloop's stands still for a millisecond, and steps are shorter
+        timelines = TimelineStore(config.kept_timelines, time.monotonic)
         services = Services(self.upstream, fleet, metrics, abandoned, config.api_key)
         self.dispatcher = Dispatcher(config, services, timelines)
         self.passing = PassThrough(config, services)
