@@ -24,7 +24,7 @@ from kvbaton.wire.messages import RankAddress
 
 _log = logging.getLogger(__name__)
 
-_WAIT_S: Final = {MemoryKind.DRAM: 0.020, MemoryKind.VRAM: 0.002}
+_WAIT_S: Final = {MemoryKind.DRAM: 0.025, MemoryKind.VRAM: 0.002}
 """A step without work costs about a millisecond of CPU: dear where models compute on CPUs, nothing beside a GPU."""
 
 MakeTransport = Callable[[AgentName, MemoryKind, Settings], Transport]
