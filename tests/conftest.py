@@ -5,11 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-
-# How fast a machine draws examples says nothing about the code: on a busy one the first draw alone is "too slow".
-settings.register_profile("kvbaton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("kvbaton")
 
 # Cheap rungs fail first; those that start real engines come last and, as pytest runs one test at a time, alone.
 RUNGS = ("nixl", "stress", "gpu", "engine")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kvbaton.base.ids import EngineAddress, EngineId, HandoffKey, RequestId, TransferId
 from kvbaton.connector.params import Consume, Produce, Refuse, Rules, Self, answer, read_intent
 from kvbaton.protocol.mode import Mode
+from strategies import examples
 
 RULES = Rules(produces=True, consumes=True, mode=Mode.PUSH, peers=None)
 CONSUME: dict[str, Any] = {
@@ -122,6 +123,7 @@ def test_intent_from_something_that_is_no_dict_is_refused(params: object):
     assert isinstance(read_intent(params, RULES, NAME), Refuse)
 
 
+@examples(100)
 @given(
     st.dictionaries(st.sampled_from(sorted(CONSUME)), st.none() | st.booleans() | st.text() | st.integers())
 )

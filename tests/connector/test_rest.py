@@ -1,19 +1,19 @@
 """Rest against vLLM's own message queue: a resting reader sleeps, and still gets every message."""
 
+import inspect
 import threading
 import time
 
 import pytest
+from vllm.distributed.device_communicators import shm_broadcast as shm
 
 from kvbaton.connector.rest import Rest, let_rest
-
-shm = pytest.importorskip("vllm.distributed.device_communicators.shm_broadcast")
 
 
 @pytest.fixture
 def condition(monkeypatch: pytest.MonkeyPatch) -> type:
-    """vLLM's class, given back as it was."""
-    monkeypatch.setattr(shm.SpinCondition, "wait", shm.SpinCondition.wait)
+    """vLLM's class as vLLM has it, whatever this process has wrapped; given back as it was."""
+    monkeypatch.setattr(shm.SpinCondition, "wait", inspect.unwrap(shm.SpinCondition.wait))
     return shm.SpinCondition
 
 

@@ -28,6 +28,7 @@ from kvbaton.policy.view import (
     RequestShape,
     TransferMode,
 )
+from strategies import examples
 
 IDENTITY = ProducerIdentity(EngineAddress("10.0.0.1", 5600, EngineId("e")))
 SHAPE = RequestShape(prompt_tokens=100)
@@ -65,6 +66,7 @@ fleets = st.builds(
 shapes = st.builds(RequestShape, st.integers(1, 10**6), st.none() | st.sampled_from(LocalReason))
 
 
+@examples(100)
 @given(fleets, shapes, st.data())
 def test_decision_for_any_fleet_is_possible_and_least_loaded(
     fleet: FleetView, shape: RequestShape, data: st.DataObject

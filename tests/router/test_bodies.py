@@ -19,6 +19,7 @@ from kvbaton.router.identity import read_metrics
 from kvbaton.router.openai import AttemptIds, Endpoint, parse_body, strip_forbidden
 from kvbaton.router.params import NoParams, prefill_params, read_answer, serial_params
 from kvbaton.router.usage import finish_plain_answer
+from strategies import examples
 
 IDS = AttemptIds(TransferId("xfer-1"), RequestId("kvb1"))
 json_values = st.recursive(
@@ -42,6 +43,7 @@ known_fields = st.sampled_from(
 )
 
 
+@examples(100)
 @given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode), st.sampled_from(Endpoint))
 def test_any_bytes_are_a_body_or_a_bad_request(raw: bytes, endpoint: Endpoint):
     try:
@@ -52,6 +54,7 @@ def test_any_bytes_are_a_body_or_a_bad_request(raw: bytes, endpoint: Endpoint):
     assert body.shape.prompt_tokens >= 1
 
 
+@examples(100)
 @given(st.dictionaries(known_fields, json_values), st.sampled_from(Endpoint))
 def test_any_fields_keep_their_values_on_the_decode_leg(fields: dict[str, object], endpoint: Endpoint):
     body = parse_body(endpoint, json.dumps(fields).encode())
@@ -73,6 +76,7 @@ def test_prompt_length_is_estimated_from_its_form(prompt: object, tokens: int):
     assert abs(body.shape.prompt_tokens - tokens) <= 1
 
 
+@examples(100)
 @given(json_values)
 def test_stripping_changes_nothing_that_is_allowed(value: object):
     raw = json.dumps(value).encode()

@@ -17,10 +17,12 @@ from kvbaton.workload.stats import (
     spread,
     summarise,
 )
+from strategies import examples
 
 VALUES = st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=60)
 
 
+@examples(100)
 @given(VALUES, st.floats(0, 100))
 def test_percentile_equals_numpys(values: list[float], percent: float) -> None:
     assert percentile(values, percent) == pytest.approx(
@@ -28,6 +30,7 @@ def test_percentile_equals_numpys(values: list[float], percent: float) -> None:
     )
 
 
+@examples(100)
 @given(VALUES)
 def test_summary_orders_median_and_p99(values: list[float]) -> None:
     summary = summarise(values)
@@ -97,6 +100,7 @@ def test_ratio_without_common_repeats_is_none() -> None:
     assert bootstrap_ratio([[1.0]], [[0.0]], random.Random(1)) is None
 
 
+@examples(100)
 @given(VALUES)
 def test_median_is_inside_the_range(values: list[float]) -> None:
     assert min(values) <= median(values) <= max(values)

@@ -13,7 +13,6 @@ import time
 from typing import Any, Final
 
 _log = logging.getLogger(__name__)
-_MARK: Final = "_kvbaton_rests"
 _NAP_MS: Final = 2
 """The queue's wake-up is a ZeroMQ message that is lost now and then (a race in conflating pipes), so a reader also looks by itself."""
 
@@ -38,25 +37,23 @@ class Rest:
 def process_rest() -> Rest:
     """This process's, obeyed by its queue readers; a process belongs to one engine."""
     rest = Rest()
-    let_rest(rest)
+    let_rest(rest, _spin_condition())
     return rest
 
 
-def let_rest(rest: Rest, condition: type | None = None) -> bool:
+def let_rest(rest: Rest, condition: Any) -> bool:
     """Make this process's queue readers sleep at once while `rest` says so, instead of after a second of spinning.
 
     Args:
         rest: asked before each wait.
-        condition: the class whose `wait` is wrapped; vLLM's by default.
+        condition: the class whose `wait` is wrapped: vLLM's `SpinCondition`, or None where there is none.
     Returns:
         False where vLLM has no such class, or another one than we know: then readers spin as vLLM has them.
     """
-    found = condition or _spin_condition()
-    wait = getattr(found, "wait", None)
-    if found is None or wait is None:
+    if not _is_known(condition):
         _log.info("this vLLM's message queue is not known: its processes spin while they wait for KV")
         return False
-    original = getattr(wait, _MARK, wait)
+    original = condition.wait
 
     @functools.wraps(original)
     def resting_wait(self: Any, timeout_ms: int | None = None) -> None:
@@ -70,16 +67,19 @@ def let_rest(rest: Rest, condition: type | None = None) -> bool:
         finally:
             self.last_read = last_read
 
-    setattr(resting_wait, _MARK, original)
-    found.wait = resting_wait  # type: ignore[attr-defined]  # a class of vLLM's, looked up by name
+    condition.wait = resting_wait
     return True
 
 
-def _spin_condition() -> type | None:
+def _spin_condition() -> Any:
     try:
         from vllm.distributed.device_communicators import shm_broadcast
     except ImportError:
         return None
-    found = getattr(shm_broadcast, "SpinCondition", None)
-    known = found is not None and {"last_read", "busy_loop_s"} <= set(found.__init__.__code__.co_names)
-    return found if known else None
+    return getattr(shm_broadcast, "SpinCondition", None)
+
+
+def _is_known(condition: Any) -> bool:
+    return hasattr(condition, "wait") and {"last_read", "busy_loop_s"} <= set(
+        condition.__init__.__code__.co_names
+    )
