@@ -140,7 +140,8 @@ class World:
         self.lease_events: deque[Event] = deque()
         self.frees: list[effects.Free] = []
         self.final_tokens = 0
-        self.tail = 0  # regions that the running last step has finished
+        self.tail = 0  # regions that the running step has finished
+        self.tail_tokens = 0  # final in these regions
         self.tables: list[list[int]] = [[] for _ in self.groups]
         self.taken: list[tuple[int, int]] = []  # preempted blocks, to be overwritten once quiet
         self.memory: dict[tuple[int, int], Content] = {}
@@ -227,12 +228,26 @@ class World:
             yield "prefill is released", lambda: self._feed_lease(events.ReleaseAsked())
 
     def _compute_steps(self) -> Iterator[tuple[str, Step]]:
-        if self.tail == 0:
-            for tokens in (5, 16):
-                yield f"prefill computes {tokens}", lambda tokens=tokens: self._compute(tokens)
+        if self.tail:
+            yield "prefill computes the rest", lambda: self._compute(self.tail_tokens)
+            for tail in range(self.tail + 1, len(self.regions) + 1):
+                yield f"prefill is through region {tail}", lambda tail=tail: self._compute_tail(tail, 0)
+            return
+        for tokens in (5, 16):
+            yield (
+                f"prefill computes {tokens}",
+                lambda tokens=tokens: self._compute(self.final_tokens + tokens),
+            )
         yield "prefill computes the rest", lambda: self._compute(self.setup.num_tokens)
-        for tail in range(self.tail + 1, len(self.regions) + 1):
-            yield f"prefill is through region {tail}", lambda tail=tail: self._compute_tail(tail)
+        for tail in range(1, len(self.regions) + 1):
+            yield (
+                f"prefill is through region {tail}",
+                lambda tail=tail: self._compute_tail(tail, self.setup.num_tokens),
+            )
+            yield (
+                f"prefill's step of 16 is through region {tail}",
+                lambda tail=tail: self._compute_tail(tail, self.final_tokens + 16),
+            )
 
     def _start(self) -> None:
         self.stage = "running"
@@ -247,7 +262,7 @@ class World:
             self._feed_leg(pair, events.PrefillLost(FailureReason.PREFILL_ABORTED))
 
     def _compute(self, tokens: int) -> None:
-        self.final_tokens = min(self.setup.num_tokens, self.final_tokens + tokens)
+        self.final_tokens = min(self.setup.num_tokens, tokens)
         ended = self.final_tokens == self.setup.num_tokens
         self.tail = 0
         self._grow(self.final_tokens)
@@ -256,10 +271,12 @@ class World:
             self.stage = "ended"
         self._report_frontier(ended=ended)
 
-    def _compute_tail(self, tail: int) -> None:
-        """The step that ends the prefill is running; these regions are through."""
-        self._grow(self.setup.num_tokens)
-        self._fill(self.tail, tail, self.setup.num_tokens, ended=True)
+    def _compute_tail(self, tail: int, tokens: int) -> None:
+        """A step that reaches so many tokens is running; these regions are through."""
+        if not self.tail:
+            self.tail_tokens = min(self.setup.num_tokens, tokens)
+            self._grow(self.tail_tokens)
+        self._fill(self.tail, tail, self.tail_tokens, ended=self.tail_tokens == self.setup.num_tokens)
         self.tail = tail
         self._report_frontier(ended=False)
 
@@ -288,7 +305,9 @@ class World:
             tuple(map(len, self.tables)),
             b"digest",
             self.setup.num_tokens,
-            self.tail,
+            events.Tail(self.tail, self.tail_tokens, self.tail_tokens == self.setup.num_tokens)
+            if self.tail
+            else None,
         )
         for pair in self.pairs:
             self._feed_leg(pair, self.frontier)

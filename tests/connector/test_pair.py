@@ -63,7 +63,7 @@ class Node:
         tail = None
         if layer_tail:
             block_bytes = [layout.group_block_bytes(index) for index in range(len(groups))]
-            tail = LayerTail(caches.region_by_layer, lambda _: True, block_bytes, self.courier.submit)
+            tail = LayerTail(caches.region_by_layer, lambda *_: True, block_bytes, self.courier.submit)
         self.engine.worker = BatonWorker(
             self.courier, NoFence(self.courier.submit), 0.003, quiet_limit_s=10, tail=tail
         )
@@ -193,7 +193,7 @@ def test_text_is_right_when_the_consumer_registers_before_the_prefill(make_pair,
 
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("window", [False, True])
-def test_text_is_right_when_the_last_step_is_sent_layer_by_layer(make_pair, alone, overlapped, window):
+def test_text_is_right_when_steps_are_sent_layer_by_layer(make_pair, alone, overlapped, window):
     pair = make_pair(layer_tail=True, overlapped=overlapped, window=window)
     for num_tokens in (64, 96, 200, 333):
         expected = alone(num_tokens, num_tokens, window)

@@ -54,10 +54,10 @@ def test_a_resting_reader_sleeps_between_messages_and_gets_them_all(condition, q
     rest = Rest()
     rest.allowed = True
     assert let_rest(rest, condition)
-    rest.step(computes=True)
+    rest.step(1)
     read_late(queue, 2)
     spinning = read_late(queue, 20)
-    rest.step(computes=False)
+    rest.step(0)
 
     resting = read_late(queue, 20)
 
@@ -69,7 +69,7 @@ def test_a_resting_reader_is_late_by_a_nap_at_most_when_its_wake_up_is_lost(cond
     rest = Rest()
     rest.allowed = True
     let_rest(rest, condition)
-    rest.step(computes=False)
+    rest.step(0)
     monkeypatch.setattr(condition, "notify", lambda self: None)
     writer.enqueue("first")
     reader.dequeue(timeout=10)
@@ -83,7 +83,7 @@ def test_a_resting_reader_is_late_by_a_nap_at_most_when_its_wake_up_is_lost(cond
 def test_rest_that_is_not_allowed_never_rests():
     rest = Rest()
 
-    rest.step(computes=False)
+    rest.step(0)
 
     assert not rest.resting
 
@@ -93,3 +93,22 @@ def test_a_queue_of_another_kind_is_left_alone():
         pass
 
     assert not let_rest(Rest(), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("shares_cores", "num_tokens", "rests"),
+    [
+        (True, 0, True),
+        (False, 0, True),
+        (True, 1, False),
+        (True, 64, False),
+        (True, 1024, True),
+        (False, 8192, False),
+    ],
+)
+def test_readers_rest_without_work_and_during_long_steps_on_their_own_cores(shares_cores, num_tokens, rests):
+    rest = Rest()
+    rest.allowed, rest.shares_cores = True, shares_cores
+    rest.step(num_tokens)
+
+    assert rest.resting is rests

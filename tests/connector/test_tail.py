@@ -13,9 +13,9 @@ REQUEST = RequestId("r")
 BLOCK_BYTES = 1000
 
 
-def told(commands: Sequence[Command]) -> list[tuple[str, int, list[tuple[int, list[int]]]]]:
+def told(commands: Sequence[Command]) -> list[tuple[str, int, int, list[tuple[int, list[int]]]]]:
     return [
-        (c.request_id, c.num_regions, [(g.first, g.ids.tolist()) for g in c.groups])
+        (c.request_id, c.num_regions, c.final_tokens, [(g.first, g.ids.tolist()) for g in c.groups])
         for c in commands
         if isinstance(c, PrefillTail)
     ]
@@ -24,10 +24,10 @@ def told(commands: Sequence[Command]) -> list[tuple[str, int, list[tuple[int, li
 class World:
     def __init__(self, regions: dict[str, int], *, pays: bool = True) -> None:
         self.heard: list[Command] = []
-        self.asked: list[int] = []
+        self.asked: list[tuple[int, bool]] = []
 
-        def decide(num_bytes: int) -> bool:
-            self.asked.append(num_bytes)
+        def decide(num_bytes: int, ended: bool) -> bool:
+            self.asked.append((num_bytes, ended))
             return pays
 
         self.tail = LayerTail(regions, decide, [BLOCK_BYTES], self.heard.extend)
@@ -44,9 +44,9 @@ def test_tail_of_the_last_step_names_blocks_first_and_counts_layers_as_they_come
     for layer in "abc":
         world.tail.layer_saved(layer)
 
-    assert told(before) == [("r", 0, [(2, [7, 9])])]
+    assert told(before) == [("r", 0, 40, [(2, [7, 9])])]
     assert [(g.first, g.ids.tolist()) for g in after[0].groups] == [(4, [])]
-    assert told(world.heard) == [("r", 1, []), ("r", 2, []), ("r", 3, [])]
+    assert told(world.heard) == [("r", 1, 40, []), ("r", 2, 40, []), ("r", 3, 40, [])]
 
 
 def test_tail_counts_leading_regions_only_and_waits_for_all_layers_of_a_region() -> None:
@@ -58,17 +58,17 @@ def test_tail_counts_leading_regions_only_and_waits_for_all_layers_of_a_region()
     assert world.heard == []
     world.tail.layer_saved("c")
 
-    assert told(world.heard) == [("r", 2, [])]
+    assert told(world.heard) == [("r", 2, 40, [])]
 
 
-def test_tail_of_a_step_that_ends_no_prompt_is_silent() -> None:
+def test_tail_of_a_step_amid_a_prompt_says_how_far_that_step_goes() -> None:
     world = World({"a": 0})
-    frontier = PrefillProgress(REQUEST, 16, False, (group_blocks(0, [1]),))
-
-    assert world.tail.begin([frontier]) == ([], (frontier,))
+    before, after = world.tail.begin([PrefillProgress(REQUEST, 16, False, (group_blocks(0, [1]),))])
     world.tail.layer_saved("a")
 
-    assert world.heard == []
+    assert world.asked == [(BLOCK_BYTES, False)]
+    assert told([*before, *world.heard]) == [("r", 0, 16, [(0, [1])]), ("r", 1, 16, [])]
+    assert (after[0].final_tokens, after[0].ended) == (16, False)
 
 
 def test_tail_that_does_not_pay_leaves_the_frontier_alone() -> None:
@@ -76,7 +76,7 @@ def test_tail_that_does_not_pay_leaves_the_frontier_alone() -> None:
     frontier = last_step()
 
     assert world.tail.begin([frontier]) == ([], (frontier,))
-    assert world.asked == [2 * BLOCK_BYTES]
+    assert world.asked == [(2 * BLOCK_BYTES, True)]
 
 
 @pytest.mark.parametrize("layer", ["never heard of", "a"])

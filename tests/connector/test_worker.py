@@ -72,7 +72,7 @@ def test_worker_hands_a_step_over_once_though_two_hooks_see_it(worker, courier):
 
 def test_worker_reports_frontiers_after_the_forward_only(worker, courier):
     progress = PrefillProgress(R, 4, False, ())
-    metadata = BatonMetadata(after=(progress,), has_forward=True)
+    metadata = BatonMetadata(after=(progress,), num_tokens=1)
     worker.before_forward(metadata)
 
     assert courier.told == []

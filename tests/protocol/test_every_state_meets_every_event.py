@@ -188,7 +188,8 @@ GROUPS = (Group(GroupKind.ATTENTION, 16), Group(GroupKind.STATE, 1024))
 
 
 def frontier(tokens: int, *, ended: bool = False, digest: bytes = b"d", tail: int = 0) -> events.Frontier:
-    return events.Frontier(tokens, ended, (3 if tail else -(-tokens // 16), 1), digest, 40, tail)
+    running = events.Tail(tail, 40, True) if tail else None
+    return events.Frontier(tokens, ended, (3 if tail else -(-tokens // 16), 1), digest, 40, running)
 
 
 PRODUCER_EVENTS: list[Event] = [
@@ -197,6 +198,7 @@ PRODUCER_EVENTS: list[Event] = [
     frontier(32),
     frontier(32, tail=1),
     frontier(32, tail=2),
+    events.Frontier(0, False, (2, 1), b"d", 40, events.Tail(1, 32, False)),
     frontier(40, ended=True),
     frontier(40, ended=True, digest=b"other"),
     events.Frontier(40, True, (2, 1), b"d", 40),

@@ -95,8 +95,8 @@ def test_a_tail_waits_until_every_wanted_block_is_named() -> None:
     limits = ProducerLimits(park_s=5.0, received_s=5.0, num_regions=4)
     machine = Producer(wanted, (Group(GroupKind.ATTENTION, 16),), limits, 0.0)
 
-    assert feed(machine, events.Frontier(0, False, (2,), b"", 40, tail_regions=2)) == []
-    assert feed(machine, events.Frontier(0, False, (3,), b"", 40, tail_regions=3)) == [
+    assert feed(machine, events.Frontier(0, False, (2,), b"", 40, events.Tail(2, 40, True))) == []
+    assert feed(machine, events.Frontier(0, False, (3,), b"", 40, events.Tail(3, 40, True))) == [
         effects.PostWrite(0, (Span(0, 0, 3),), None, 0, 3)
     ]
     assert feed(machine, ENDED) == [effects.PostWrite(1, (Span(0, 0, 3),), 2, 3, 4)]

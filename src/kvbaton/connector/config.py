@@ -88,7 +88,7 @@ class Settings:
         secret: shared secret of the side channel.
         verify: compare checksums before committing.
         stream: send while the prefill computes.
-        layer_tail: send a prompt's last blocks layer by layer; None does so where measured costs say that it pays.
+        layer_tail: send blocks layer by layer; None does so where measured costs say that it pays.
         lease_s: how long finished blocks wait for a consumer.
         park_s: how long a registration waits for its prefill.
         handoff_timeout_s: after this a waiting request fails.

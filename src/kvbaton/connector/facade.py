@@ -57,6 +57,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._groups = transfer_groups(kv_cache_config)
         self._rest = process_rest()
         self._rest.allowed = settings.rest
+        self._rest.shares_cores = vllm_config.device_config.device_type == "cpu"
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = _scheduler(vllm_config, settings, kv_cache_config)
         else:
@@ -126,7 +127,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
         """This step's news for the workers."""
         step = self._sched.build(scheduler_output)
-        self._rest.step(computes=step.has_forward)
+        self._rest.step(step.num_tokens)
         return step
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -179,7 +180,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Second hook of a step, and the first where a runner leaves that one out."""
         super().bind_connector_metadata(connector_metadata)
-        self._rest.step(computes=connector_metadata.has_forward)
+        self._rest.step(connector_metadata.num_tokens)
         self._rank.worker.before_forward(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

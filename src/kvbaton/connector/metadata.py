@@ -34,14 +34,19 @@ class BatonMetadata(KVConnectorMetadata):
         before: commands for the courier before the forward.
         after: frontiers, true once this step's forward has run.
         refused: requests to fail.
-        has_forward: whether the step computes anything.
+        num_tokens: how many the step computes.
     """
 
     preempted: tuple[RequestId, ...] = ()
     before: tuple[Command, ...] = ()
     after: tuple[PrefillProgress, ...] = ()
     refused: tuple[Refused, ...] = ()
-    has_forward: bool = False
+    num_tokens: int = 0
+
+    @property
+    def has_forward(self) -> bool:
+        """Whether the step computes anything."""
+        return self.num_tokens > 0
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,8 @@ class RankLink:
         layout = caches.layout
         forced = self._settings.layer_tail is True
 
-        def pays(num_bytes: int) -> bool:
-            return forced or courier.tail_pays(num_bytes)
+        def pays(num_bytes: int, ended: bool) -> bool:
+            return forced or courier.tail_pays(num_bytes, ended=ended)
 
         def hand_over(commands: Sequence[Command]) -> None:
             if layout.memory is MemoryKind.DRAM:

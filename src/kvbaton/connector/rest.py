@@ -1,8 +1,9 @@
-"""Rest: lets an engine's processes sleep while the engine only waits for KV.
+"""Rest: lets an engine's processes sleep while the engine only waits for KV, or for a long step on its own cores.
 
 vLLM's processes talk over a queue in shared memory whose readers spin for a second after every message (`SpinCondition` in
 `vllm.distributed.device_communicators.shm_broadcast`). That is right while an engine computes. An engine that only waits for KV, or only holds
-blocks for somebody, steps all the time without computing, so one of its processes spins at any moment and takes a core from its neighbours.
+blocks for somebody, steps all the time without computing, so one of its processes spins at any moment and takes a core from its neighbours. And
+where the model computes on CPU cores, the scheduler's process spins on them while a prompt is computed.
 docs/decisions/0011-rest.md has what was measured.
 """
 
@@ -13,6 +14,8 @@ import time
 from typing import Any, Final
 
 _log = logging.getLogger(__name__)
+_LONG_STEP_TOKENS: Final = 256
+"""From here on a step on CPU cores lasts tens of milliseconds, beside which a late wake-up is nothing."""
 _NAP_MS: Final = 2
 """The queue's wake-up is a ZeroMQ message that is lost now and then (a race in conflating pipes), so a reader also looks by itself."""
 
@@ -20,17 +23,24 @@ _NAP_MS: Final = 2
 class Rest:
     """Whether this process's queue readers sleep now.
 
+    Attributes:
+        allowed: by the settings.
+        shares_cores: the model computes on cores that these readers would spin on.
+        resting: they sleep now.
+
     Owner: the thread that steps the engine in this process, which is also the one that reads the queue.
     """
 
     def __init__(self) -> None:
         """Spin, as vLLM has it."""
         self.allowed = False
+        self.shares_cores = False
         self.resting = False
 
-    def step(self, *, computes: bool) -> None:
-        """A step begins; one that computes nothing is a wait for KV."""
-        self.resting = self.allowed and not computes
+    def step(self, num_tokens: int) -> None:
+        """A step begins that computes so many tokens; one of none is a wait for KV."""
+        is_long = self.shares_cores and num_tokens >= _LONG_STEP_TOKENS
+        self.resting = self.allowed and (num_tokens == 0 or is_long)
 
 
 @functools.cache

@@ -79,7 +79,7 @@ class BatonScheduler:
             before=(*producing.commands, *consuming.commands),
             after=after,
             refused=tuple(consuming.refused),
-            has_forward=output.total_num_scheduled_tokens > 0,
+            num_tokens=output.total_num_scheduled_tokens,
         )
         for pending in (producing.preempted, producing.commands, consuming.commands, consuming.refused):
             pending.clear()

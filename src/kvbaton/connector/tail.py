@@ -1,15 +1,11 @@
-"""Tail: tells the courier, layer by layer, how far the step that computes a prompt's last tokens has come."""
+"""Tail: tells the courier, layer by layer, how far the running step has come."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kvbaton.kv.blocks import GroupBlocks, group_blocks
 from kvbaton.runtime.commands import Command, PrefillProgress, PrefillTail
-
-if TYPE_CHECKING:
-    from kvbaton.base.ids import RequestId
 
 
 class LayerTail:
@@ -24,7 +20,7 @@ class LayerTail:
     def __init__(
         self,
         region_by_layer: Mapping[str, int],
-        pays: Callable[[int], bool],
+        pays: Callable[[int, bool], bool],
         block_bytes: Sequence[int],
         hand_over: Callable[[Sequence[Command]], None],
     ) -> None:
@@ -32,7 +28,7 @@ class LayerTail:
 
         Args:
             region_by_layer: index of the region each layer's KV lies in.
-            pays: whether sending so many bytes layer by layer is worth its posts.
+            pays: whether sending so many bytes layer by layer is worth its posts; also told whether they end a prompt.
             block_bytes: per KV cache group, bytes of one block in all regions.
             hand_over: to the courier, without waking it: it polls while a tail is open.
         """
@@ -41,7 +37,7 @@ class LayerTail:
         self._pays = pays
         self._block_bytes = tuple(block_bytes)
         self._hand_over = hand_over
-        self._requests: tuple[RequestId, ...] = ()
+        self._running: tuple[PrefillTail, ...] = ()
         self._missing: list[int] = []
         self._num_regions = 0
 
@@ -55,23 +51,24 @@ class LayerTail:
         Returns:
             What the courier must know before the forward, and the frontiers as they must be reported after it.
         """
-        before: list[Command] = []
+        tails: list[PrefillTail] = []
         after: list[PrefillProgress] = []
         for frontier in frontiers:
-            if not (frontier.ended and self._pays(self._num_bytes(frontier))):
+            if not self._pays(self._num_bytes(frontier), frontier.ended):
                 after.append(frontier)
                 continue
-            before.append(PrefillTail(frontier.request_id, 0, frontier.groups))
+            tail = PrefillTail(frontier.request_id, 0, frontier.final_tokens, frontier.ended, frontier.groups)
+            tails.append(tail)
             after.append(replace(frontier, groups=tuple(_none_after(group) for group in frontier.groups)))
-        self._requests = tuple(command.request_id for command in before if isinstance(command, PrefillTail))
-        if self._requests:
+        self._running = tuple(replace(tail, groups=()) for tail in tails)
+        if self._running:
             self._missing = [self._layers_by_region[index] for index in range(len(self._layers_by_region))]
             self._num_regions = 0
-        return before, tuple(after)
+        return [*tails], tuple(after)
 
     def layer_saved(self, layer: str) -> None:
         """One layer's KV of this step is in the cache."""
-        if not self._requests:
+        if not self._running:
             return
         region = self._region_by_layer.get(layer)
         if region is None:
@@ -82,14 +79,14 @@ class LayerTail:
             reached += 1
         if reached > self._num_regions:
             self._num_regions = reached
-            self._hand_over([PrefillTail(request_id, reached, ()) for request_id in self._requests])
+            self._hand_over([replace(tail, num_regions=reached) for tail in self._running])
 
     def end(self) -> None:
         """The forward is over."""
-        self._requests = ()
+        self._running = ()
 
     def _num_bytes(self, frontier: PrefillProgress) -> int:
-        """Upper bound of what the last step adds: its new blocks, or one block per group where it adds none."""
+        """Upper bound of what the step adds: its new blocks, or one block per group where it adds none."""
         sizes = (max(1, group.ids.size) for group in frontier.groups)
         return sum(size * block for size, block in zip(sizes, self._block_bytes, strict=True))
 

@@ -74,6 +74,15 @@ class Layout:
         """Bytes of one block of a group over all its regions."""
         return sum(region.block_bytes for region in self.regions if region.group == group)
 
+    @property
+    def token_bytes(self) -> float:
+        """Bytes that one more token adds, over all regions; groups of state do not grow."""
+        return sum(
+            region.block_bytes / self.groups[region.group].block_tokens
+            for region in self.regions
+            if self.groups[region.group].kind is GroupKind.ATTENTION
+        )
+
 
 def require_same_shape(ours: Layout, theirs: Layout) -> None:
     """Refuse a peer whose blocks do not map one to one onto ours.

@@ -124,6 +124,21 @@ class Abort(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """How far the step that runs now has come: the leading regions its forward is through.
+
+    Attributes:
+        num_regions: so many leading regions.
+        final_tokens: tokens whose KV is final in these regions.
+        ended: the last prompt token is among them.
+    """
+
+    num_regions: int
+    final_tokens: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Frontier(Event):
     """How far the local prefill has come.
 
@@ -133,8 +148,7 @@ class Frontier(Event):
         num_blocks: per group, how many blocks of the request the producer can name now.
         digest: of the prompt as the producer has it.
         num_tokens: of the whole prompt.
-        tail_regions: while the step that computes the last prompt token runs: in so many leading regions the whole
-            prompt is final already (the layer tail); 0 otherwise.
+        tail: while a step runs that is sent layer by layer: what it has made final beyond `final_tokens`.
     """
 
     final_tokens: int
@@ -142,7 +156,7 @@ class Frontier(Event):
     num_blocks: tuple[int, ...]
     digest: bytes
     num_tokens: int
-    tail_regions: int = 0
+    tail: Tail | None = None
 
 
 @dataclass(frozen=True, slots=True)

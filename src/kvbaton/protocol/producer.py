@@ -7,10 +7,10 @@ Self-clocked: at most `max_in_flight` WRITEs; when one ends, everything that bec
 therefore sends chunk by chunk and a slow one coalesces, without a tuning knob.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from operator import ge
+from operator import lt
 from typing import Final
 
 from kvbaton.base.errors import FailureReason
@@ -87,7 +87,8 @@ class Producer(Machine[ProducerState]):
         self._deadline: float | None = now + limits.park_s
         self._frontier: events.Frontier | None = None
         self._sent = [span.start for span in wanted.spans]
-        self._tail = 0  # of all blocks from _sent on, so many leading regions were sent too
+        self._tail = 0  # of the blocks in _tail_spans, so many leading regions were sent
+        self._tail_spans: tuple[Span, ...] = ()
         self._posted = 0
         self._in_flight = 0
         self._announced = False
@@ -139,9 +140,10 @@ class Producer(Machine[ProducerState]):
         if not producer_posts(self.wanted.mode):
             return self._offer(now) if frontier.ended else ProducerState.SENDING
         spans, first, end = self._next(frontier)
-        if spans and self._in_flight < self._limits.max_in_flight:
+        while spans and self._in_flight < self._limits.max_in_flight:
             self._post(frontier, spans, first, end)
-        elif frontier.ended and not spans:
+            spans, first, end = self._next(frontier)
+        if frontier.ended and not spans:
             if not self._in_flight:
                 return self._seal(now)
             if not self._announced:
@@ -152,38 +154,54 @@ class Producer(Machine[ProducerState]):
     def _next(self, frontier: events.Frontier) -> tuple[tuple[Span, ...], int, int]:
         """What goes into the next WRITE: spans and a range of regions.
 
-        Whole blocks first. Once regions of the tail were sent, only further regions of the same blocks follow; when the
-        prefill has ended the rest of them does, whatever the layer hooks reported or missed.
+        Once regions of a tail were sent, further regions of the same blocks follow before anything else; when its step has
+        ended the rest of them does, whatever the layer hooks reported or missed. Else whole blocks go before a new tail.
         """
-        num_regions = self._limits.num_regions
-        if self._tail == 0 and (spans := self._spans(frontier, whole=True)):
+        num_regions, tail = self._limits.num_regions, frontier.tail
+        if self._tail:
+            end = num_regions if self._covers(frontier) else 0
+            if tail is not None and end == 0 and self._covers(tail):
+                end = min(tail.num_regions, num_regions)
+            return (self._tail_spans, self._tail, end) if end > self._tail else ((), 0, 0)
+        if spans := self._spans(frontier, frontier.num_blocks):
             return spans, 0, num_regions
-        end = num_regions if frontier.ended else min(frontier.tail_regions, num_regions)
+        if tail is None or tail.num_regions == 0:
+            return (), 0, 0
         # a block named only later would miss the regions sent by then
-        if end > self._tail and all(map(ge, frontier.num_blocks, (span.end for span in self.wanted.spans))):
-            return self._spans(frontier, whole=False), self._tail, end
-        return (), 0, 0
+        if tail.ended and any(map(lt, frontier.num_blocks, (span.end for span in self.wanted.spans))):
+            return (), 0, 0
+        return self._spans(tail, frontier.num_blocks), 0, min(tail.num_regions, num_regions)
 
     def _post(self, frontier: events.Frontier, spans: tuple[Span, ...], first: int, end: int) -> None:
-        if first == 0 and end == self._limits.num_regions:
+        if end == self._limits.num_regions:
             for span in spans:
                 self._sent[span.group] = span.end
+            self._tail, self._tail_spans = 0, ()
         else:
-            self._tail = end
+            self._tail, self._tail_spans = end, spans
         self._posted += 1
         self._in_flight += 1
-        self._announced = frontier.ended
-        total = self._posted if frontier.ended else None
+        self._announced = frontier.ended and not self._next(frontier)[0]
+        total = self._posted if self._announced else None
         self._emit(effects.PostWrite(self._posted - 1, spans, total, first, end))
 
-    def _spans(self, frontier: events.Frontier, *, whole: bool) -> tuple[Span, ...]:
-        """Wanted blocks not sent yet: those final in all regions, or all of them (the tail)."""
+    def _covers(self, reached: events.Frontier | events.Tail) -> bool:
+        """Whether the blocks whose leading regions were sent are final so far."""
+        finals = (
+            num_final_blocks(self._groups[span.group], reached.final_tokens, ended=reached.ended)
+            for span in self._tail_spans
+        )
+        return all(
+            final is None or final >= span.end for final, span in zip(finals, self._tail_spans, strict=True)
+        )
+
+    def _spans(self, reached: events.Frontier | events.Tail, num_blocks: Sequence[int]) -> tuple[Span, ...]:
+        """Wanted blocks that are final so far and have not been sent."""
         spans = []
         for group, span, sent, known in zip(
-            self._groups, self.wanted.spans, self._sent, frontier.num_blocks, strict=True
+            self._groups, self.wanted.spans, self._sent, num_blocks, strict=True
         ):
-            ended = frontier.ended or not whole
-            final = num_final_blocks(group, frontier.final_tokens, ended=ended)
+            final = num_final_blocks(group, reached.final_tokens, ended=reached.ended)
             end = min(span.end, known if final is None else min(final, known))
             if end > sent:
                 spans.append(Span(span.group, sent, end))
@@ -214,7 +232,8 @@ class Producer(Machine[ProducerState]):
         Invariant: the shell lets the scheduler reuse the blocks only when no WRITE is in flight.
         """
         self._frontier = None
-        self._tail = 0  # the tail's blocks are sent again in full, so that all layers of a block come from one computation
+        # the tail's blocks are sent again in full, so that all layers of a block come from one computation
+        self._tail, self._tail_spans = 0, ()
         return ProducerState.SENDING
 
     def _preempted_sealed(self, event: events.Preempted, now: float) -> ProducerState:

@@ -79,17 +79,21 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTail:
-    """While the step that computes a prompt's last tokens runs: in how many leading regions the whole prompt is final.
+    """While a step runs: in how many leading regions of the layout its tokens are final.
 
     Attributes:
         request_id: the prefilling request.
-        num_regions: regions of the layout, in its order; counts up during the step.
+        num_regions: so many, in the layout's order; counts up during the step.
+        final_tokens: tokens whose KV is final in these regions, as the PrefillProgress that ends the step will say.
+        ended: the last prompt token is among them.
         groups: blocks that became part of the request with this step, in the first of these commands only; the
             PrefillProgress that ends the step then lists none.
     """
 
     request_id: RequestId
     num_regions: int
+    final_tokens: int
+    ended: bool
     groups: tuple[GroupBlocks, ...]
 
 

@@ -144,9 +144,14 @@ class Courier:
         if commands:
             self._inbox.put(commands, wake=wake)
 
-    def tail_pays(self, num_bytes: int) -> bool:
-        """Whether the last so many bytes of a prompt should leave layer by layer. Callable from any thread."""
-        return self.speed.tail_pays(num_bytes, len(self.layout.regions))
+    def tail_pays(self, num_bytes: int, *, ended: bool) -> bool:
+        """Whether what a step adds should leave layer by layer. Callable from any thread.
+
+        Args:
+            num_bytes: so much.
+            ended: the step computes a prompt's last tokens.
+        """
+        return self.speed.tail_pays(num_bytes, len(self.layout.regions), ended=ended)
 
     def take_results(self) -> c.Results:
         """What has ended since the last call. Callable from any thread."""

@@ -11,6 +11,7 @@ from kvbaton.kv.layout import Layout
 from kvbaton.kv.plan import Plan
 from kvbaton.runtime.config import CourierConfig
 from kvbaton.runtime.link import Link
+from kvbaton.runtime.link_speed import LinkSpeed
 from kvbaton.runtime.observe import Observer
 from kvbaton.transport.base import Operation
 
@@ -25,6 +26,7 @@ class HandoffHost(Protocol):
     layout: Layout
     observer: Observer
     checksum: Checksum
+    speed: LinkSpeed
 
     def now(self) -> float:
         """Seconds on the courier's clock."""

@@ -97,13 +97,14 @@ class Outbound:
         if job is None:
             return
         self._extend(job, command.groups)
+        self._measure(job, command.final_tokens)
         job.in_tail = False
         if command.ended and job.ended_at is None:
             job.ended_at = self._host.now()
-        self._move_frontier(job, command.final_tokens, ended=command.ended, tail_regions=0)
+        self._move_frontier(job, command.final_tokens, ended=command.ended)
 
     def tail(self, command: PrefillTail) -> None:
-        """More layers of the last tokens are final."""
+        """More layers of the running step's tokens are final."""
         job = self._by_request.get(command.request_id)
         if job is None:
             return
@@ -111,7 +112,8 @@ class Outbound:
         if job.ended_at is None:
             job.in_tail = True
             final = 0 if job.frontier is None else job.frontier.final_tokens
-            self._move_frontier(job, final, ended=False, tail_regions=command.num_regions)
+            tail = events.Tail(command.num_regions, command.final_tokens, command.ended)
+            self._move_frontier(job, final, ended=False, tail=tail)
 
     def _extend(self, job: Job, groups: tuple[GroupBlocks, ...]) -> None:
         for index, group in enumerate(groups):
@@ -124,14 +126,24 @@ class Outbound:
                 )
             job.tables[index] = GroupBlocks(0, np.concatenate((table.ids, group.ids)))
 
-    def _move_frontier(self, job: Job, final_tokens: int, *, ended: bool, tail_regions: int) -> None:
+    def _measure(self, job: Job, final_tokens: int) -> None:
+        """How fast KV comes into being here, from one step of a prompt to its next."""
+        now = self._host.now()
+        if job.progressed_at is not None and job.frontier is not None:
+            num_tokens = final_tokens - job.frontier.final_tokens
+            self._host.speed.computed(num_tokens * self._host.layout.token_bytes, now - job.progressed_at)
+        job.progressed_at = now
+
+    def _move_frontier(
+        self, job: Job, final_tokens: int, *, ended: bool, tail: events.Tail | None = None
+    ) -> None:
         job.frontier = events.Frontier(
             final_tokens=final_tokens,
             ended=ended,
             num_blocks=tuple(table.end for table in job.tables),
             digest=job.digest,
             num_tokens=job.num_tokens,
-            tail_regions=tail_regions,
+            tail=tail,
         )
         for leg in list(job.legs):
             leg.feed(job.frontier)
@@ -170,7 +182,7 @@ class Outbound:
             return
         job.tables = [GroupBlocks(0, np.empty(0, np.int64)) for _ in job.tables]
         job.frontier = None
-        job.ended_at = None
+        job.ended_at = job.progressed_at = None
         job.in_tail = False
         for leg in list(job.legs):
             if leg.registration.verify and leg.num_posted:
