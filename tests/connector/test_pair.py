@@ -63,7 +63,12 @@ class Node:
         tail = None
         if layer_tail:
             block_bytes = [layout.group_block_bytes(index) for index in range(len(groups))]
-            tail = LayerTail(caches.region_by_layer, lambda *_: True, block_bytes, self.courier.submit)
+            tail = LayerTail(
+                caches.region_by_layer,
+                lambda *_: len(caches.region_by_layer),
+                block_bytes,
+                self.courier.submit,
+            )
         self.engine.worker = BatonWorker(
             self.courier, NoFence(self.courier.submit), 0.003, quiet_limit_s=10, tail=tail
         )

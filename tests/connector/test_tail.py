@@ -22,13 +22,13 @@ def told(commands: Sequence[Command]) -> list[tuple[str, int, int, list[tuple[in
 
 
 class World:
-    def __init__(self, regions: dict[str, int], *, pays: bool = True) -> None:
+    def __init__(self, regions: dict[str, int], *, parts: int = 9) -> None:
         self.heard: list[Command] = []
         self.asked: list[tuple[int, bool]] = []
 
-        def decide(num_bytes: int, ended: bool) -> bool:
+        def decide(num_bytes: int, ended: bool) -> int:
             self.asked.append((num_bytes, ended))
-            return pays
+            return parts
 
         self.tail = LayerTail(regions, decide, [BLOCK_BYTES], self.heard.extend)
 
@@ -62,7 +62,7 @@ def test_tail_counts_leading_regions_only_and_waits_for_all_layers_of_a_region()
 
 
 def test_tail_of_a_step_amid_a_prompt_says_how_far_that_step_goes() -> None:
-    world = World({"a": 0})
+    world = World({"a": 0, "b": 1})
     before, after = world.tail.begin([PrefillProgress(REQUEST, 16, False, (group_blocks(0, [1]),))])
     world.tail.layer_saved("a")
 
@@ -72,7 +72,7 @@ def test_tail_of_a_step_amid_a_prompt_says_how_far_that_step_goes() -> None:
 
 
 def test_tail_that_does_not_pay_leaves_the_frontier_alone() -> None:
-    world = World({"a": 0}, pays=False)
+    world = World({"a": 0, "b": 1}, parts=1)
     frontier = last_step()
 
     assert world.tail.begin([frontier]) == ([], (frontier,))
@@ -81,7 +81,7 @@ def test_tail_that_does_not_pay_leaves_the_frontier_alone() -> None:
 
 @pytest.mark.parametrize("layer", ["never heard of", "a"])
 def test_layers_after_the_end_or_unknown_are_nobodys_business(layer: str) -> None:
-    world = World({"a": 0})
+    world = World({"a": 0, "b": 1})
     world.tail.begin([last_step()])
     if layer == "a":
         world.tail.end()
@@ -89,3 +89,12 @@ def test_layers_after_the_end_or_unknown_are_nobodys_business(layer: str) -> Non
     world.tail.layer_saved(layer)
 
     assert world.heard == []
+
+
+def test_parts_are_ranges_of_regions_and_the_last_region_is_always_told() -> None:
+    world = World({name: index for index, name in enumerate("abcde")}, parts=2)
+    world.tail.begin([last_step()])
+    for layer in "abcde":
+        world.tail.layer_saved(layer)
+
+    assert told(world.heard) == [("r", 3, 40, []), ("r", 5, 40, [])]

@@ -1,4 +1,4 @@
-"""When sending layer by layer pays, from what was measured."""
+"""In how many parts a step is sent, from what was measured."""
 
 import pytest
 
@@ -19,22 +19,21 @@ def speed(*, post_s: float, link: float, made: float | None = None) -> LinkSpeed
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_layers_are_taken_to_pay_until_something_was_measured(ended):
-    assert LinkSpeed().tail_pays(STEP_BYTES, NUM_REGIONS, ended=ended)
+def test_every_layer_leaves_alone_until_something_was_measured(ended):
+    assert LinkSpeed().tail_parts(STEP_BYTES, NUM_REGIONS, ended=ended) == NUM_REGIONS
 
 
-@pytest.mark.parametrize("ended", [False, True])
-@pytest.mark.parametrize(("post_s", "pays"), [(0.0001, True), (0.1, False)])
-def test_layers_pay_where_they_hide_more_than_their_posts_cost(post_s, pays, ended):
-    assert speed(post_s=post_s, link=50e6).tail_pays(STEP_BYTES, NUM_REGIONS, ended=ended) is pays
+@pytest.mark.parametrize(("post_s", "parts"), [(1e-9, 8), (0.0002, 8), (0.001, 4), (0.003, 2), (0.1, 1)])
+def test_fewer_parts_the_dearer_a_post(post_s, parts):
+    """The step's KV takes 168 ms."""
+    assert speed(post_s=post_s, link=50e6).tail_parts(STEP_BYTES, NUM_REGIONS, ended=True) == parts
 
 
-@pytest.mark.parametrize(("link", "pays"), [(25e6, True), (55e6, True), (70e6, False), (25e9, False)])
-def test_layers_amid_a_prompt_pay_only_where_the_link_is_slower_than_twice_what_is_made(link, pays):
-    known = speed(post_s=1e-6, link=link, made=30e6)
+@pytest.mark.parametrize(("link", "parts"), [(12e6, 5), (25e6, 4), (35e6, 1), (25e9, 1)])
+def test_amid_a_prompt_half_as_many_and_only_where_the_link_is_slower_than_the_engine(link, parts):
+    known = speed(post_s=0.0005, link=link, made=30e6)
 
-    assert known.tail_pays(STEP_BYTES, NUM_REGIONS, ended=False) is pays
-    assert known.tail_pays(STEP_BYTES, NUM_REGIONS, ended=True)
+    assert known.tail_parts(STEP_BYTES, NUM_REGIONS, ended=False) == parts
 
 
 def test_a_step_that_made_nothing_or_took_no_time_is_not_counted():
@@ -43,3 +42,11 @@ def test_a_step_that_made_nothing_or_took_no_time_is_not_counted():
     known.computed(STEP_BYTES, 0.0)
 
     assert known.made_bytes_per_s is None
+
+
+def test_a_transfer_is_expected_to_take_what_its_like_took():
+    known = LinkSpeed()
+
+    assert known.expected_s(STEP_BYTES) == 0
+    known.landed(STEP_BYTES, 0.2)
+    assert known.expected_s(STEP_BYTES // 2) == pytest.approx(0.1)

@@ -102,7 +102,7 @@ _ALL: Final = (
         "kvbaton push, streaming, layer tail",
         OURS,
         Mode.PUSH,
-        {"mode": "push", "stream": True, "layer_tail": True},
+        {"mode": "push", "stream": True, "layer_tail": "auto"},
         colour="#2f8f2f",
     ),
 )

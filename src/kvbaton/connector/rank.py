@@ -17,7 +17,6 @@ from kvbaton.connector.metrics import BatonStats, RankStats
 from kvbaton.connector.tail import LayerTail
 from kvbaton.connector.worker import BatonWorker
 from kvbaton.kv.layout import Layout, MemoryKind
-from kvbaton.runtime.commands import Command
 from kvbaton.runtime.courier import Courier
 from kvbaton.transport.base import Transport
 from kvbaton.wire.messages import RankAddress
@@ -121,18 +120,12 @@ class RankLink:
         layout = caches.layout
         forced = self._settings.layer_tail is True
 
-        def pays(num_bytes: int, ended: bool) -> bool:
-            return forced or courier.tail_pays(num_bytes, ended=ended)
-
-        def hand_over(commands: Sequence[Command]) -> None:
-            if layout.memory is MemoryKind.DRAM:
-                courier.submit(commands, wake=False)
-            else:
-                # the layer was only launched: the fence's thread tells the courier once the device has passed it
-                fence.submit_after_forward(commands)
+        def parts(num_bytes: int, ended: bool) -> int:
+            return len(layout.regions) if forced else courier.tail_parts(num_bytes, ended=ended)
 
         block_bytes = [layout.group_block_bytes(index) for index in range(len(layout.groups))]
-        return LayerTail(caches.region_by_layer, pays, block_bytes, hand_over)
+        # on a GPU the layer was only launched: the fence's thread tells the courier once the device has passed it
+        return LayerTail(caches.region_by_layer, parts, block_bytes, fence.submit_after_forward)
 
     @property
     def worker(self) -> BatonWorker:

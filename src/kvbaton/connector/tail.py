@@ -20,7 +20,7 @@ class LayerTail:
     def __init__(
         self,
         region_by_layer: Mapping[str, int],
-        pays: Callable[[int, bool], bool],
+        parts: Callable[[int, bool], int],
         block_bytes: Sequence[int],
         hand_over: Callable[[Sequence[Command]], None],
     ) -> None:
@@ -28,16 +28,16 @@ class LayerTail:
 
         Args:
             region_by_layer: index of the region each layer's KV lies in.
-            pays: whether sending so many bytes layer by layer is worth its posts; also told whether they end a prompt.
+            parts: in how many parts so many bytes should leave during a step, 1 for after it; also told whether they end a prompt.
             block_bytes: per KV cache group, bytes of one block in all regions.
-            hand_over: to the courier, without waking it: it polls while a tail is open.
+            hand_over: to the courier, once the device has come so far.
         """
         self._region_by_layer = region_by_layer
         self._layers_by_region = Counter(region_by_layer.values())
-        self._pays = pays
+        self._parts = parts
         self._block_bytes = tuple(block_bytes)
         self._hand_over = hand_over
-        self._running: tuple[PrefillTail, ...] = ()
+        self._running: tuple[tuple[PrefillTail, int], ...] = ()  # and after how many regions each is news
         self._missing: list[int] = []
         self._num_regions = 0
 
@@ -51,20 +51,24 @@ class LayerTail:
         Returns:
             What the courier must know before the forward, and the frontiers as they must be reported after it.
         """
-        tails: list[PrefillTail] = []
+        num_regions = len(self._layers_by_region)
+        before: list[Command] = []
+        running: list[tuple[PrefillTail, int]] = []
         after: list[PrefillProgress] = []
         for frontier in frontiers:
-            if not self._pays(self._num_bytes(frontier), frontier.ended):
+            num_parts = min(self._parts(self._num_bytes(frontier), frontier.ended), num_regions)
+            if num_parts < 2:
                 after.append(frontier)
                 continue
             tail = PrefillTail(frontier.request_id, 0, frontier.final_tokens, frontier.ended, frontier.groups)
-            tails.append(tail)
+            before.append(tail)
+            running.append((replace(tail, groups=()), -(-num_regions // num_parts)))
             after.append(replace(frontier, groups=tuple(_none_after(group) for group in frontier.groups)))
-        self._running = tuple(replace(tail, groups=()) for tail in tails)
-        if self._running:
-            self._missing = [self._layers_by_region[index] for index in range(len(self._layers_by_region))]
+        self._running = tuple(running)
+        if running:
+            self._missing = [self._layers_by_region[index] for index in range(num_regions)]
             self._num_regions = 0
-        return [*tails], tuple(after)
+        return before, tuple(after)
 
     def layer_saved(self, layer: str) -> None:
         """One layer's KV of this step is in the cache."""
@@ -77,9 +81,14 @@ class LayerTail:
         reached = self._num_regions
         while reached < len(self._missing) and self._missing[reached] <= 0:
             reached += 1
-        if reached > self._num_regions:
-            self._num_regions = reached
-            self._hand_over([replace(tail, num_regions=reached) for tail in self._running])
+        before, self._num_regions = self._num_regions, reached
+        news = [
+            replace(tail, num_regions=reached)
+            for tail, stride in self._running
+            if reached // stride > before // stride or before < reached == len(self._missing)
+        ]
+        if news:
+            self._hand_over(news)
 
     def end(self) -> None:
         """The forward is over."""

@@ -33,7 +33,7 @@ _QUIET_ROUND_S: Final = 5.0
 class CourierPort(Protocol):
     """What the worker half needs of a courier."""
 
-    def submit(self, commands: Sequence[Command], *, wake: bool = True) -> None:
+    def submit(self, commands: Sequence[Command]) -> None:
         """Hand over commands, in order, without waiting."""
         ...
 

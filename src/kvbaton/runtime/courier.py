@@ -37,7 +37,11 @@ _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
-_BACK_OFF = 1.3
+_BACK_OFF = 2.0
+_LONG_PAUSE_S = 0.01
+"""A software transport moves a transfer's bytes only as far as the sockets hold them; so much is a megabyte at 800 Mbit/s."""
+_SELECTOR_TICK_S = 0.001
+"""The selector counts in these."""
 _MAX_SLEEP_S = 60.0
 
 
@@ -134,24 +138,19 @@ class Courier:
 
     # --- for engine threads -------------------------------------------------------------------------------------------
 
-    def submit(self, commands: Sequence[c.Command], *, wake: bool = True) -> None:
-        """Hand work over; never blocks. Callable from any thread.
-
-        Args:
-            commands: in order.
-            wake: False for news of a layer tail, which the courier polls for; waking it costs a system call.
-        """
+    def submit(self, commands: Sequence[c.Command]) -> None:
+        """Hand work over, in order; never blocks. Callable from any thread."""
         if commands:
-            self._inbox.put(commands, wake=wake)
+            self._inbox.put(commands)
 
-    def tail_pays(self, num_bytes: int, *, ended: bool) -> bool:
-        """Whether what a step adds should leave layer by layer. Callable from any thread.
+    def tail_parts(self, num_bytes: int, *, ended: bool) -> int:
+        """In how many parts what a step adds should leave while the step runs; 1: after it. Callable from any thread.
 
         Args:
             num_bytes: so much.
             ended: the step computes a prompt's last tokens.
         """
-        return self.speed.tail_pays(num_bytes, len(self.layout.regions), ended=ended)
+        return self.speed.tail_parts(num_bytes, len(self.layout.regions), ended=ended)
 
     def take_results(self) -> c.Results:
         """What has ended since the last call. Callable from any thread."""
@@ -236,14 +235,9 @@ class Courier:
 
     def _turn(self) -> None:
         """One round: sleep or poll, sockets, commands, transport, deadlines."""
-        moving = (
-            bool(self._flights)
-            or self.links.draining
-            or self.inbound.expects_data
-            or self.outbound.has_sealed
-            or self.outbound.has_tail
-        )
-        for key, mask in self._select(moving):
+        pause_s = self._pause_s()
+        moving = pause_s is not None
+        for key, mask in self._select(pause_s):
             key.data(mask)
         for item in self._inbox.take():
             self._run_command(item)
@@ -261,16 +255,25 @@ class Courier:
             self.outbound.num_leases,
         )
 
-    def _select(self, moving: bool) -> list[tuple[selectors.SelectorKey, int]]:
+    def _pause_s(self) -> float | None:
+        """How long the transport may be left alone; None where nothing moves."""
+        others = self.links.draining or self.inbound.expects_data or self.outbound.has_sealed
+        left_s = self._flights.left_s()
+        if left_s is None:
+            return self._poll_s if others else None
+        # halving what is left finds the end of a long transfer with few looks; one that is late is looked at as if new
+        flights_s = min(left_s / 2, _LONG_PAUSE_S) if left_s > 0 else self._poll_s
+        return max(self.config.poll_min_s, min(flights_s, self._poll_s) if others else flights_s)
+
+    def _select(self, pause_s: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         if self._inbox:
             return self.selector.select(0)
-        if moving:
-            # the selector counts in milliseconds, which is too coarse here
-            time.sleep(self._poll_s)  # noqa: TID251  # polling hardware progress; nothing signals it
+        if pause_s is not None and pause_s < _SELECTOR_TICK_S:
+            time.sleep(pause_s)  # noqa: TID251  # polling hardware progress; nothing signals it
             return self.selector.select(0)
         if not self._inbox.fall_asleep() or self._stop:
             return self.selector.select(0)
-        ready = self.selector.select(self._sleep_s())
+        ready = self.selector.select(self._sleep_s() if pause_s is None else pause_s)
         self._inbox.awake()
         return ready
 

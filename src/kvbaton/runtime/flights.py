@@ -1,6 +1,7 @@
 """Flights: posted transfers, polled until they end."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ class _Flight:
     agent: AgentName
     num_bytes: int
     posted: float
+    due: float
     ended: Ended
 
 
@@ -37,6 +39,8 @@ class Flights:
         self._speed = speed
         self._now = now
         self._flights: list[_Flight] = []
+        self._last_landed = -math.inf
+        self._last_due = -math.inf
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -61,7 +65,14 @@ class Flights:
         else:
             posted = self._now()
             self._speed.posted(posted - started)
-            self._flights.append(_Flight(handle, agent, plan.num_bytes, started, ended))
+            # one wire: what was posted before goes first
+            self._last_due = max(posted, self._last_due) + self._speed.expected_s(plan.num_bytes)
+            self._flights.append(_Flight(handle, agent, plan.num_bytes, started, self._last_due, ended))
+
+    def left_s(self) -> float | None:
+        """Seconds until the first of them should end, negative where it is late; None where there is none."""
+        soonest = min((flight.due for flight in self._flights), default=None)
+        return None if soonest is None else soonest - self._now()
 
     def poll(self) -> bool:
         """Advance everything. Returns whether anything ended."""
@@ -74,16 +85,24 @@ class Flights:
             else:
                 landed.append((flight, state is TransferState.DONE))
         self._flights = still
-        now = self._now()
+        self._measure([flight for flight, ok in landed if ok])
         for flight, ok in landed:
-            if ok:
-                self._speed.landed(flight.num_bytes, now - flight.posted)
             try:
                 self._transport.release(flight.handle)
             except Exception as error:  # noqa: BLE001  # its bytes have moved; that is what counts
                 _log.warning("a transfer cannot be released: %r", error)
             flight.ended(ok, "" if ok else "the transport reported a failure")
         return bool(landed)
+
+    def _measure(self, landed: list[_Flight]) -> None:
+        """The time a transfer waited behind another one on the wire is not its own."""
+        if not landed:
+            return
+        now = self._now()
+        began = max(self._last_landed, min(flight.posted for flight in landed))
+        self._speed.landed(sum(flight.num_bytes for flight in landed), now - began)
+        self._last_landed = now
+        self._last_due = max((flight.due for flight in self._flights), default=now)
 
     def _state(self, flight: _Flight) -> TransferState:
         try:

@@ -31,7 +31,6 @@ class Job:
         tables: per group, the request's block ids from index 0.
         ended_at: when its last token was computed.
         progressed_at: when its latest step ended.
-        in_tail: the engine reports the running step's layers.
         is_spent: its transfer id has served another prefill already, so nobody is served from this one.
     """
 
@@ -46,7 +45,6 @@ class Job:
     frontier: events.Frontier | None = None
     ended_at: float | None = None
     progressed_at: float | None = None
-    in_tail: bool = False
     is_spent: bool = False
     epoch: int = 0
 

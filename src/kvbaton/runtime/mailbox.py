@@ -28,11 +28,10 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, items: Sequence[Item], *, wake: bool = True) -> None:
-        """Add work; wakes the courier only if it sleeps, and only if asked to."""
+    def put(self, items: Sequence[Item]) -> None:
+        """Add work; a system call only where the courier sleeps and must be woken."""
         self._items.extend(items)
-        if wake:
-            self.rouse()
+        self.rouse()
 
     def take(self) -> list[Item]:
         """Everything put so far."""

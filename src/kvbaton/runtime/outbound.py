@@ -65,11 +65,6 @@ class Outbound:
             leg.producer.state is ProducerState.SEALED for job in self._jobs.values() for leg in job.legs
         )
 
-    @property
-    def has_tail(self) -> bool:
-        """Whether the engine reports layers, without waking us, that somebody is registered for."""
-        return any(job.in_tail and job.legs for job in self._jobs.values())
-
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def started(self, command: PrefillStarted) -> None:
@@ -98,7 +93,6 @@ class Outbound:
             return
         self._extend(job, command.groups)
         self._measure(job, command.final_tokens)
-        job.in_tail = False
         if command.ended and job.ended_at is None:
             job.ended_at = self._host.now()
         self._move_frontier(job, command.final_tokens, ended=command.ended)
@@ -110,7 +104,6 @@ class Outbound:
             return
         self._extend(job, command.groups)
         if job.ended_at is None:
-            job.in_tail = True
             final = 0 if job.frontier is None else job.frontier.final_tokens
             tail = events.Tail(command.num_regions, command.final_tokens, command.ended)
             self._move_frontier(job, final, ended=False, tail=tail)
@@ -183,7 +176,6 @@ class Outbound:
         job.tables = [GroupBlocks(0, np.empty(0, np.int64)) for _ in job.tables]
         job.frontier = None
         job.ended_at = job.progressed_at = None
-        job.in_tail = False
         for leg in list(job.legs):
             if leg.registration.verify and leg.num_posted:
                 # checksums are taken when all was sent; what was sent from these blocks could not be told from damage
