@@ -43,6 +43,8 @@ def cell(
         [
             HookTime("prefill", "worker", "wait_for_save", 80, 0.8, 0.4),
             HookTime("decode", "scheduler", "build_connector_meta", 800, 1.6, 1.2),
+            HookTime("decode", "worker", "step.100", 989, 0.1, 0.1),
+            HookTime("decode", "worker", "step.400", 11, 0.1, 0.1),
             HookTime("decode", "engine thread", "nixl.make_prepped_xfer", num_requests, 0.2, 0.2, 128 * num_requests),
             HookTime("decode", "engine thread", "nixl.transfer", num_requests, 0.6, 0.6, num_requests),
         ],

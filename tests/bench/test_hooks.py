@@ -166,3 +166,36 @@ def test_cell_gets_what_was_added_meanwhile() -> None:
 
     assert [(row.hook, row.calls) for row in rows] == [("wait_for_save", 3)]
     assert rows[0].wall_s == pytest.approx(0.5)
+
+
+def test_steps_are_counted_by_the_cpu_time_of_their_hooks(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+
+    def side(_connector: object) -> str:
+        return "worker"
+
+    def compute(_connector: object, rounds: int = 0) -> int:
+        return sum(range(rounds))
+
+    begin, work = (
+        recorder.timed(side, name, compute, None) for name in ("bind_connector_metadata", "get_finished")
+    )
+    for rounds in (1, 1, 3_000_000, 1):
+        begin(None)
+        work(None, rounds)
+    begin(None)
+
+    found = wait_written(tmp_path, 5, "bind_connector_metadata")
+    steps = {
+        int(hook.removeprefix("step.")): sums.calls for (_, _, hook), sums in found.items() if "step." in hook
+    }
+    assert sum(steps.values()) == 4
+    assert max(steps) > 1000
+    assert steps[max(steps)] == 1
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "edge_us"), [(0.0, 10), (1e-5, 10), (1.1e-5, 12), (2e-4, 226), (1e-3, 1076)]
+)
+def test_classes_of_steps_are_a_quarter_octave_wide(cpu_s: float, edge_us: int) -> None:
+    assert instrument.step_edge_us(cpu_s) == edge_us

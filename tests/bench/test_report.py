@@ -46,6 +46,7 @@ def test_costs_are_per_request() -> None:
 
     assert costs.hook_wall_s == pytest.approx({"decode": 0.2, "prefill": 0.1})
     assert costs.hook_cpu_s["prefill"] == pytest.approx(0.05)
+    assert costs.step_cpu_p99_s == {("decode", "worker"): pytest.approx(0.0004)}
     assert costs.nixl_engine_thread_s == pytest.approx(0.1)
     assert costs.descriptors == 128
     assert costs.transfers == 1

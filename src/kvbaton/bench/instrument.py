@@ -15,6 +15,7 @@ Everything here runs inside an engine and loads vLLM, NIXL and the connector by 
 import functools
 import importlib
 import json
+import math
 import os
 import threading
 import time
@@ -49,6 +50,11 @@ WORKER_HOOKS: Final = (
     "get_kv_connector_kv_cache_events", "build_connector_worker_meta", "clear_connector_metadata",
 )  # fmt: skip
 BOTH_SIDES: Final = ("get_kv_connector_stats",)
+STEP_BEGINS: Final = ("build_connector_meta", "bind_connector_metadata")
+"""Whichever a thread calls first begins its steps: the scheduler's the one, a worker's the other."""
+
+STEP: Final = "step."
+"""Begins the names under which steps are counted; an upper edge of their hooks' CPU time in microseconds follows."""
 
 Method = Callable[..., Any]
 
@@ -78,6 +84,8 @@ class Recorder:
                 return call(*args, **kwargs)
             nested = getattr(self._inside, "hook", False)
             self._inside.hook = True
+            if name in STEP_BEGINS:
+                self._begin_step(side(args[0]), name)
             wall_s, cpu_s = time.perf_counter(), time.thread_time()
             try:
                 return call(*args, **kwargs)
@@ -86,8 +94,21 @@ class Recorder:
                 self._inside.hook = nested
                 counted = 0 if amount is None else amount(*args, **kwargs)
                 self._add(side(args[0]), name, wall_s, cpu_s, counted)
+                if amount is None:
+                    self._inside.step_cpu_s = getattr(self._inside, "step_cpu_s", 0.0) + cpu_s
 
         return wrapper
+
+    def _begin_step(self, side: str, hook: str) -> None:
+        """Count the step before under the CPU time that its hooks took."""
+        begins = getattr(self._inside, "begins", None)
+        cpu_s, self._inside.step_cpu_s = getattr(self._inside, "step_cpu_s", 0.0), 0.0
+        if begins is None:
+            self._inside.begins = hook
+        elif begins == hook:
+            self._add(side, f"{STEP}{step_edge_us(cpu_s)}", cpu_s, cpu_s, 0)
+        else:
+            self._inside.step_cpu_s = cpu_s
 
     def _add(self, side: str, hook: str, wall_s: float, cpu_s: float, amount: int) -> None:
         with self._lock:
@@ -112,6 +133,11 @@ class Recorder:
             scratch.write_text(json.dumps(rows), encoding="utf-8")
             scratch.replace(path)  # a reader never sees half a file
             self._pause.wait(WRITE_EVERY_S)
+
+
+def step_edge_us(cpu_s: float) -> int:
+    """The upper edge of the class a step belongs to; four classes to an octave."""
+    return round(10 * 2 ** (max(0, math.ceil(4 * math.log2(max(cpu_s, 1e-9) / 1e-5))) / 4))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 from kvbaton.bench.contenders import BASELINES, CONTENDERS
+from kvbaton.bench.instrument import STEP
 from kvbaton.workload.record import CellResult, Header, Record, Request, Skipped, TokenCheck
 from kvbaton.workload.stats import Spread, bootstrap_ratio, is_steady, median, spread, summarise
 
@@ -61,6 +62,7 @@ class Costs:
     Attributes:
         hook_wall_s: time in connector hooks, by engine.
         hook_cpu_s: the same, but only what the thread really computed.
+        step_cpu_p99_s: 99 of 100 steps had no more CPU time in hooks, by engine and side (scheduler or worker).
         nixl_engine_thread_s: time in NIXL calls that engine threads made, inside hooks or not.
         descriptors: handed to NIXL.
         transfers: posted.
@@ -69,6 +71,7 @@ class Costs:
 
     hook_wall_s: Mapping[str, float]
     hook_cpu_s: Mapping[str, float]
+    step_cpu_p99_s: Mapping[tuple[str, str], float]
     nixl_engine_thread_s: float
     descriptors: float
     transfers: float
@@ -223,6 +226,14 @@ def _costs(results: Sequence[CellResult]) -> Costs:
     return Costs(
         hook_wall_s={engine: per_request(partial(_hooks_s, engine=engine, cpu=False)) for engine in engines},
         hook_cpu_s={engine: per_request(partial(_hooks_s, engine=engine, cpu=True)) for engine in engines},
+        step_cpu_p99_s={
+            (engine, side): median(found)
+            for engine in engines
+            for side in ("scheduler", "worker")
+            if (
+                found := [p99 for result in results if (p99 := _step_p99_s(result, engine, side)) is not None]
+            )
+        },
         nixl_engine_thread_s=per_request(_nixl_on_engine_threads_s),
         descriptors=per_request(_descriptors),
         transfers=per_request(_transfers),
@@ -253,8 +264,22 @@ def _cpu_s(result: CellResult, *, name: str) -> float:
     return result.cpu_s.get(name, 0.0)
 
 
+def _step_p99_s(result: CellResult, engine: str, side: str) -> float | None:
+    steps = sorted(
+        (int(hook.hook.removeprefix(STEP)), hook.calls)
+        for hook in result.hooks
+        if (hook.engine, hook.side) == (engine, side) and hook.hook.startswith(STEP)
+    )
+    left = 0.99 * sum(calls for _, calls in steps)
+    for edge_us, calls in steps:
+        left -= calls
+        if left <= 0:
+            return edge_us / 1e6
+    return None
+
+
 def _is_hook(name: str) -> bool:
-    return not name.startswith(NIXL_CALL)
+    return not name.startswith((NIXL_CALL, STEP))
 
 
 def _example(requests: Sequence[Request]) -> Request | None:

@@ -37,9 +37,7 @@ _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
-_BACK_OFF = 2.0
-_LONG_PAUSE_S = 0.01
-"""A software transport moves a transfer's bytes only as far as the sockets hold them; so much is a megabyte at 800 Mbit/s."""
+_BACK_OFF = 1.3
 _SELECTOR_TICK_S = 0.001
 """The selector counts in these."""
 _MAX_SLEEP_S = 60.0
@@ -257,13 +255,10 @@ class Courier:
 
     def _pause_s(self) -> float | None:
         """How long the transport may be left alone; None where nothing moves."""
-        others = self.links.draining or self.inbound.expects_data or self.outbound.has_sealed
-        left_s = self._flights.left_s()
-        if left_s is None:
-            return self._poll_s if others else None
-        # halving what is left finds the end of a long transfer with few looks; one that is late is looked at as if new
-        flights_s = min(left_s / 2, _LONG_PAUSE_S) if left_s > 0 else self._poll_s
-        return max(self.config.poll_min_s, min(flights_s, self._poll_s) if others else flights_s)
+        pause_s = self._flights.pause_s(late_s=self._poll_s)
+        if self.links.draining or self.inbound.expects_data or self.outbound.has_sealed:
+            pause_s = self._poll_s if pause_s is None else min(pause_s, self._poll_s)
+        return None if pause_s is None else max(self.config.poll_min_s, pause_s)
 
     def _select(self, pause_s: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         if self._inbox:

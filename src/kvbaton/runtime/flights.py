@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from kvbaton.base.errors import KvbatonError
 from kvbaton.base.ids import AgentName, TransferHandle
@@ -13,6 +14,9 @@ from kvbaton.runtime.link_speed import LinkSpeed
 from kvbaton.transport.base import Operation, TransferState, Transport
 
 _log = logging.getLogger(__name__)
+
+_SOCKET_BYTES: Final = 1 << 19
+_LONG_PAUSE_S: Final = 0.01
 
 Ended = Callable[[bool, str], None]
 
@@ -69,10 +73,18 @@ class Flights:
             self._last_due = max(posted, self._last_due) + self._speed.expected_s(plan.num_bytes)
             self._flights.append(_Flight(handle, agent, plan.num_bytes, started, self._last_due, ended))
 
-    def left_s(self) -> float | None:
-        """Seconds until the first of them should end, negative where it is late; None where there is none."""
-        soonest = min((flight.due for flight in self._flights), default=None)
-        return None if soonest is None else soonest - self._now()
+    def pause_s(self, *, late_s: float) -> float | None:
+        """How long they may be left alone; `late_s` where one should have ended by now, None where there is none.
+
+        Halving what is left finds the end of a long transfer with few looks, but a software transport moves bytes only when it is
+        looked at, and then as many as the sockets hold.
+        """
+        if not self._flights:
+            return None
+        left_s = min(flight.due for flight in self._flights) - self._now()
+        return (
+            late_s if left_s <= 0 else min(left_s / 2, self._speed.expected_s(_SOCKET_BYTES), _LONG_PAUSE_S)
+        )
 
     def poll(self) -> bool:
         """Advance everything. Returns whether anything ended."""

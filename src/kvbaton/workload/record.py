@@ -100,7 +100,8 @@ class HookTime(msgspec.Struct, frozen=True):
     Attributes:
         engine: prefill, decode or plain.
         side: scheduler, worker, or the name of the thread that called NIXL.
-        hook: method name; calls made inside another hook count there only.
+        hook: method name; calls made inside another hook count there only. Or "step." and an upper edge in microseconds: engine steps by
+            the CPU time of all their hooks.
         calls: how often.
         wall_s: by the clock on the wall.
         cpu_s: of the calling thread.
