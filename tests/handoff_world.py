@@ -572,7 +572,7 @@ class World:
         limits = ProducerLimits(
             PARK_S, RECEIVED_S, self.setup.max_in_flight, self.setup.stream, len(self.regions)
         )
-        wanted = Wanted(self.setup.mode, spans, self.setup.num_tokens, b"digest")
+        wanted = Wanted(self.setup.mode, spans, self.setup.num_tokens, b"digest", self.setup.verify)
         pair.leg = Producer(wanted, self.groups, limits, self.now)
         pair.leg_connection = connection
         self._feed_lease(events.LegOpened(pair.fan_out))

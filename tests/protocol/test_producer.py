@@ -13,8 +13,8 @@ ENDED = events.Frontier(40, True, (3,), b"", 40)
 PART = events.Frontier(17, False, (2,), b"", 40)
 
 
-def sending(mode: Mode = Mode.PUSH, *, start: int = 0) -> Producer:
-    wanted = Wanted(mode, (Span(0, start, 3),), 40, b"")
+def sending(mode: Mode = Mode.PUSH, *, start: int = 0, verify: bool = False) -> Producer:
+    wanted = Wanted(mode, (Span(0, start, 3),), 40, b"", verify)
     return Producer(wanted, (Group(GroupKind.ATTENTION, 16),), LIMITS, 0.0)
 
 
@@ -40,6 +40,21 @@ def test_preempted_after_the_last_write_was_posted_seals_without_a_new_frontier(
 
     assert feed(machine, ENDED, events.Preempted(), events.TransferEnded(0, ok=True)) == [effects.Seal(1)]
     assert machine.state is ProducerState.SEALED
+
+
+def test_preempted_with_checksums_to_come_sends_everything_again() -> None:
+    machine = sending(verify=True, start=1)
+    feed(machine, PART, events.TransferEnded(0, ok=True), events.Preempted())
+
+    assert feed(machine, PART) == [effects.PostWrite(1, (Span(0, 1, 2),), None, 0, 1)]
+    assert feed(machine, ENDED) == [effects.PostWrite(2, (Span(0, 2, 3),), 3, 0, 1)]
+
+
+def test_preempted_between_the_last_write_and_its_checksums_fails_once_it_has_ended() -> None:
+    machine = sending(verify=True)
+
+    assert feed(machine, ENDED, events.Preempted()) == []
+    assert feed(machine, events.TransferEnded(0, ok=True))[-1] == effects.LegClosed(FailureReason.PREEMPTED)
 
 
 def test_preempted_when_sealed_keeps_a_push_and_revokes_a_pull() -> None:

@@ -1,9 +1,9 @@
 """Digest: eight bytes that two engines compare to know that they mean the same prompt."""
 
 import hashlib
+import sys
+from array import array
 from typing import Any
-
-import numpy as np
 
 
 def prompt_digest(request: Any) -> bytes:
@@ -14,7 +14,10 @@ def prompt_digest(request: Any) -> bytes:
     """
     if request.prompt_token_ids is None:
         return b""
-    digest = hashlib.blake2b(np.asarray(request.prompt_token_ids, "<i4").tobytes(), digest_size=8)
+    tokens = array("i", request.prompt_token_ids)  # a third of the time that numpy takes for a list
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    digest = hashlib.blake2b(tokens, digest_size=8)
     lora = getattr(request, "lora_request", None)
     parts = [lora.lora_name if lora is not None else "", getattr(request, "cache_salt", None) or ""]
     for feature in getattr(request, "mm_features", None) or ():

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -53,6 +53,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: BatonScheduler | None = None
         self._link: RankLink | None = None
         self._directory: DirectoryServer | None = None
+        self._layer_saved: Callable[[str], None] | None = None
         self._settings = settings
         self._groups = transfer_groups(kv_cache_config)
         self._rest = process_rest()
@@ -168,6 +169,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         engine = self._kv_transfer_config.engine_id
         name = AgentName(f"{engine}-{secrets.token_hex(6)}")
         self._rank.start(kv_caches, EngineId(str(engine)), name, side_channel(0).host)
+        tail = self._rank.worker.tail
+        self._layer_saved = None if tail is None else tail.layer_saved
 
     def get_handshake_metadata(self) -> RankHandshake | None:
         """Where this rank's courier listens."""
@@ -191,8 +194,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """One layer's KV of this step is in the cache."""
-        if self._rank.worker.tail is not None:
-            self._rank.worker.tail.layer_saved(layer_name)
+        if self._layer_saved is not None:
+            self._layer_saved(layer_name)
 
     def wait_for_save(self) -> None:
         """The forward was launched."""

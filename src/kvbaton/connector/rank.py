@@ -143,7 +143,7 @@ class RankLink:
 
     def take_stats(self) -> BatonStats | None:
         """What the courier observed; None where nothing changed."""
-        if self._courier is None or self._stats is None:
+        if self._courier is None or self._stats is None or not self._courier.observer.has_news:
             return None
         return self._stats.take(self._courier.take_statistics())
 

@@ -45,7 +45,7 @@ class BatonScheduler:
         self.consuming = Consuming(groups, timeout_s, threshold_tokens)
         self.producing = Producing(groups, lambda request: request.status.name in _USABLE)
         self._outcomes: Counter[str] = Counter()
-        self._gauges: dict[str, int] = {}
+        self._gauges: tuple[int, ...] = ()
 
     def on_new_request(self, request: Any) -> None:
         """A request entered the engine."""
@@ -116,17 +116,14 @@ class BatonScheduler:
 
     def take_stats(self) -> BatonStats | None:
         """Requests that took no handoff, by reason, since the last call, and what is held now; None if nothing changed."""
+        values = (self.producing.num_held, self.consuming.num_waiting, self.consuming.quarantine.num_blocks)
+        if values == self._gauges and not self._outcomes and not self.consuming.outcomes:
+            return None  # as in most steps
+        self._gauges = values
         counted = dict(self._outcomes + self.consuming.outcomes)
         self._outcomes.clear()
         self.consuming.outcomes.clear()
-        gauges = {
-            "held_prefills": self.producing.num_held,
-            "waiting_requests": self.consuming.num_waiting,
-            "quarantined_blocks": self.consuming.quarantine.num_blocks,
-        }
-        if not counted and gauges == self._gauges:
-            return None
-        self._gauges = gauges
+        gauges = dict(zip(("held_prefills", "waiting_requests", "quarantined_blocks"), values, strict=True))
         return BatonStats({"local": counted, "gauges": {"scheduler": gauges}})
 
     def _frontiers(self, output: Any) -> tuple[PrefillProgress, ...]:

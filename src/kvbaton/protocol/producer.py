@@ -45,12 +45,14 @@ class Wanted:
         spans: per group, in group order.
         num_tokens: the prompt's length as the consumer has it.
         digest: of the prompt as the consumer has it.
+        verify: checksums of all blocks are taken when everything was sent.
     """
 
     mode: Mode
     spans: tuple[Span, ...]
     num_tokens: int
     digest: bytes
+    verify: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +231,15 @@ class Producer(Machine[ProducerState]):
     def _preempted(self, event: events.Preempted, now: float) -> ProducerState:
         """What was sent stays right; the rest waits until the same tokens have been computed again.
 
+        With checksums everything is sent again: they are taken from the blocks computed last, which need not equal the earlier ones to the bit.
+
         Invariant: the shell lets the scheduler reuse the blocks only when no WRITE is in flight.
         """
         self._frontier = None
+        if self.wanted.verify:
+            if self._announced:
+                return self._close(FailureReason.PREEMPTED, "the blocks to be verified were taken back")
+            self._sent = [span.start for span in self.wanted.spans]
         # the tail's blocks are sent again in full, so that all layers of a block come from one computation
         self._tail, self._tail_spans = 0, ()
         return ProducerState.SENDING

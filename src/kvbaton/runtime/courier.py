@@ -27,7 +27,7 @@ from kvbaton.runtime.link import Link
 from kvbaton.runtime.link_speed import LinkSpeed
 from kvbaton.runtime.links import Links
 from kvbaton.runtime.mailbox import Inbox, Item, Outbox
-from kvbaton.runtime.observe import Observations, Observer
+from kvbaton.runtime.observe import Gauges, Observations, Observer
 from kvbaton.runtime.outbound import Outbound
 from kvbaton.transport.base import Operation, Transport
 from kvbaton.wire.messages import AnyMessage, Identity, RankAddress
@@ -93,7 +93,6 @@ class Courier:
         self._inbox = Inbox()
         self._outbox = Outbox()
         self._waiting_quiet: list[Callable[[], None]] = []
-        self._gauges = (0, 0, 0, 0)
         self._deaf = ""  # why notifications cannot be read; logged once
         self._stop = False
         self._started = threading.Event()
@@ -173,15 +172,7 @@ class Courier:
 
     def take_statistics(self) -> Observations:
         """Counts and observations since the last call, as plain data. Callable from any thread."""
-        quarantined, consumers, producers, leases = self._gauges
-        return Observations(
-            handoffs=self.observer.take_handoffs(),
-            unexpected=self.observer.take_unexpected(),
-            quarantined_handoffs=quarantined,
-            open_consumers=consumers,
-            open_producers=producers,
-            leases=leases,
-        )
+        return self.observer.take()
 
     def call_soon(self, work: Callable[[], None]) -> None:
         """Run something on the courier's thread. Callable from any thread."""
@@ -246,7 +237,7 @@ class Courier:
         checks, self._waiting_quiet = self._waiting_quiet, []
         for check in checks:
             check()
-        self._gauges = (
+        self.observer.gauges = Gauges(
             self.inbound.num_quarantined,
             len(self.inbound),
             self.outbound.num_legs,

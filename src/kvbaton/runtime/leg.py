@@ -145,6 +145,7 @@ class Leg:
             ),
             num_tokens=registration.num_tokens,
             digest=registration.digest,
+            verify=registration.verify,
         )
         limits = ProducerLimits(
             park_s=config.park_s,
@@ -160,11 +161,6 @@ class Leg:
     def num_in_flight(self) -> int:
         """Transfers posted and not ended."""
         return self.producer.num_in_flight
-
-    @property
-    def num_posted(self) -> int:
-        """Transfers posted so far."""
-        return self._tally.transfers
 
     @property
     def is_open(self) -> bool:

@@ -8,7 +8,7 @@ import threading
 from collections import Counter, deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from kvbaton.base.errors import ConfigError
 
@@ -64,6 +64,15 @@ class HandoffRecord:
     checksums: int = 0
 
 
+class Gauges(NamedTuple):
+    """What is open on one rank now; names as in Observations."""
+
+    quarantined_handoffs: int = 0
+    open_consumers: int = 0
+    open_producers: int = 0
+    leases: int = 0
+
+
 class Observations(TypedDict):
     """Plain data that crosses process borders with vLLM's stats.
 
@@ -106,7 +115,7 @@ HANDOFF_COLUMNS = (
 class Observer:
     """Gathers records until they are taken; the oldest go where nobody takes them.
 
-    Owner: courier; `take_*` may be called from any thread.
+    Owner: courier, which replaces `gauges` as a whole.
     """
 
     def __init__(self, trace_file: Path | None) -> None:
@@ -118,6 +127,8 @@ class Observer:
         self._lock = threading.Lock()
         self._records: deque[HandoffRecord] = deque(maxlen=MAX_RECORDS)
         self._unexpected: Counter[str] = Counter()
+        self.gauges = Gauges()
+        self._reported: Gauges | None = None
 
     def record(self, record: HandoffRecord) -> None:
         """A handoff ended."""
@@ -153,18 +164,26 @@ class Observer:
             self._unexpected[what] += 1
         _log.debug("unexpected: %s", what)
 
-    def take_handoffs(self) -> list[list[str | float]]:
-        """Records since the last call, as columns."""
+    @property
+    def has_news(self) -> bool:
+        """Whether anything is new since `take`; cheap, for every step. Callable from any thread."""
+        return bool(self._records or self._unexpected) or self.gauges != self._reported
+
+    def take(self) -> Observations:
+        """What is new since the last call, and the gauges. Callable from any thread."""
+        self._reported = gauges = self.gauges
         with self._lock:
             records = list(self._records)
             self._records.clear()
-        return [[getattr(record, column) for column in HANDOFF_COLUMNS] for record in records]
-
-    def take_unexpected(self) -> dict[str, int]:
-        """Counts since the last call."""
-        with self._lock:
-            counts, self._unexpected = self._unexpected, Counter()
-        return dict(counts)
+            unexpected, self._unexpected = self._unexpected, Counter()
+        return Observations(
+            handoffs=[[getattr(record, column) for column in HANDOFF_COLUMNS] for record in records],
+            unexpected=dict(unexpected),
+            quarantined_handoffs=gauges.quarantined_handoffs,
+            open_consumers=gauges.open_consumers,
+            open_producers=gauges.open_producers,
+            leases=gauges.leases,
+        )
 
     def close(self) -> None:
         """Close the trace."""

@@ -177,13 +177,7 @@ class Outbound:
         job.frontier = None
         job.ended_at = job.progressed_at = None
         for leg in list(job.legs):
-            if leg.registration.verify and leg.num_posted:
-                # checksums are taken when all was sent; what was sent from these blocks could not be told from damage
-                leg.feed(
-                    events.PrefillLost(FailureReason.PREEMPTED, "the blocks to be verified were taken back")
-                )
-            else:
-                leg.feed(events.Preempted())
+            leg.feed(events.Preempted())
 
     def is_quiet(self, request_ids: frozenset[RequestId]) -> bool:
         """Whether no transfer reads these prefills' blocks."""
