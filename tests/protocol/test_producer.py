@@ -43,11 +43,11 @@ def test_preempted_after_the_last_write_was_posted_seals_without_a_new_frontier(
 
 
 def test_preempted_with_checksums_to_come_sends_everything_again() -> None:
-    machine = sending(verify=True, start=1)
+    machine = sending(verify=True)
     feed(machine, PART, events.TransferEnded(0, ok=True), events.Preempted())
 
-    assert feed(machine, PART) == [effects.PostWrite(1, (Span(0, 1, 2),), None, 0, 1)]
-    assert feed(machine, ENDED) == [effects.PostWrite(2, (Span(0, 2, 3),), 3, 0, 1)]
+    assert feed(machine, PART) == [effects.PostWrite(1, (Span(0, 0, 1),), None, 0, 1)]
+    assert feed(machine, ENDED) == [effects.PostWrite(2, (Span(0, 1, 3),), 3, 0, 1)]
 
 
 def test_preempted_between_the_last_write_and_its_checksums_fails_once_it_has_ended() -> None:
