@@ -75,17 +75,20 @@ def step(
     cached: dict[str, Sequence[Sequence[int]] | None] | None = None,
     tokens: dict[str, int] | None = None,
     resumed: set[str] | None = None,
+    computed: dict[str, int] | None = None,
     preempted: set[str] | None = None,
 ) -> Any:
-    """What the scheduler decided for one step, blocks by request."""
-    tokens = tokens or {}
+    """What the scheduler decided for one step, blocks by request; `computed` counts tokens before it."""
+    tokens, computed = tokens or {}, computed or {}
     return SimpleNamespace(
         scheduled_new_reqs=[
-            SimpleNamespace(req_id=name, block_ids=blocks) for name, blocks in (new or {}).items()
+            SimpleNamespace(req_id=name, block_ids=blocks, num_computed_tokens=computed.get(name, 0))
+            for name, blocks in (new or {}).items()
         ],
         scheduled_cached_reqs=SimpleNamespace(
             req_ids=list(cached or {}),
             new_block_ids=list((cached or {}).values()),
+            num_computed_tokens=[computed.get(name, 0) for name in cached or {}],
             resumed_req_ids=resumed or set(),
         ),
         num_scheduled_tokens=tokens,

@@ -55,13 +55,84 @@ def test_producer_reports_every_chunk_after_its_own_forward_and_each_block_once(
     assert four.after == ()
 
 
-def test_producer_with_cached_blocks_reports_them_with_the_first_chunk():
+def facts(progresses):
+    return [(each.final_tokens, each.ended, blocks(each)) for each in progresses]
+
+
+def test_producer_with_a_cached_prefix_reports_it_before_the_first_step():
     half, entry = scheduler(), request(num_tokens=10, params=PRODUCE, num_computed_tokens=8)
     half.on_new_request(entry)
 
-    (progress,) = run(half, entry, step(new={"r": [[5, 6, 7]]}, tokens={"r": 2})).after
+    told = run(half, entry, step(new={"r": [[5, 6, 7]]}, tokens={"r": 2}, computed={"r": 8}))
 
-    assert (progress.final_tokens, progress.ended, blocks(progress)) == (10, True, [(0, [5, 6, 7])])
+    assert facts(told.cached) == [(8, False, [(0, [5, 6])])]
+    assert facts(told.after) == [(10, True, [(2, [7])])]
+
+
+def test_producer_resumed_with_a_cached_prefix_reports_it_before_the_step():
+    half, entry = scheduler(), request(num_tokens=10, params=PRODUCE, num_computed_tokens=4)
+    half.on_new_request(entry)
+
+    told = run(
+        half, entry, step(cached={"r": [[5, 6, 7]]}, tokens={"r": 6}, resumed={"r"}, computed={"r": 4})
+    )
+
+    assert facts(told.cached) == [(4, False, [(0, [5])])]
+    assert facts(told.after) == [(10, True, [(1, [6, 7])])]
+
+
+@pytest.mark.parametrize(
+    ("others", "final"),
+    [
+        # starts in this step and computes block 6, which became cached when it was scheduled
+        ({"new": {"o": [[5, 6]]}, "computed": {"o": 4}}, 4),
+        # goes on in this step, into a block that is new
+        ({"cached": {"o": [[6]]}, "computed": {"o": 4}}, 4),
+        # goes on in this step and fills up a block that it has had before: known by its place only
+        ({"cached": {"o": None}, "computed": {"o": 6}}, 4),
+        # resumes: its table is listed whole
+        ({"cached": {"o": [[5, 6]]}, "resumed": {"o"}, "computed": {"o": 4}}, 4),
+        # computes something else
+        ({"new": {"o": [[8, 9]]}, "computed": {"o": 0}}, 8),
+        ({"cached": {"o": None}, "computed": {"o": 30}}, 8),
+    ],
+)
+def test_producer_does_not_send_cached_blocks_that_others_still_compute_in_this_step(others, final: int):
+    half, entry = scheduler(), request(num_tokens=10, params=PRODUCE, num_computed_tokens=8)
+    half.on_new_request(entry)
+    new = {**others.get("new", {}), "r": [[5, 6, 7]]}
+    computed = {**others["computed"], "r": 8}
+
+    told = run(
+        half,
+        entry,
+        step(new, others.get("cached"), {"o": 2, "r": 2}, others.get("resumed"), computed=computed),
+    )
+
+    assert facts(told.cached) == [(final, False, [(0, [5, 6][: final // BLOCK_TOKENS])])]
+    assert facts(told.after) == [(10, True, [(final // BLOCK_TOKENS, [5, 6, 7][final // BLOCK_TOKENS :])])]
+
+
+def test_producer_of_two_groups_reports_a_prefix_that_is_final_in_both():
+    wide = CacheGroup(1, GroupKind.ATTENTION, 2 * BLOCK_TOKENS)
+    half, entry = scheduler(ATTENTION, wide), request(num_tokens=20, params=PRODUCE, num_computed_tokens=16)
+    half.on_new_request(entry)
+    new = {"o": [[1, 2, 3, 4], [21, 22]], "r": [[1, 2, 3, 4, 5], [21, 22, 23]]}
+
+    told = run(half, entry, step(new, tokens={"o": 4, "r": 4}, computed={"o": 12, "r": 16}))
+
+    assert facts(told.cached) == [(8, False, [(0, [1, 2]), (0, [21])])]
+    assert facts(told.after) == [(20, True, [(2, [3, 4, 5]), (1, [22, 23])])]
+
+
+def test_producer_of_recurrent_state_sends_no_prefix_early():
+    half, entry = (
+        scheduler(STATE),
+        request(num_tokens=3000, params=PRODUCE, num_computed_tokens=1024),
+    )
+    half.on_new_request(entry)
+
+    assert run(half, entry, step(new={"r": [[5]]}, tokens={"r": 9}, computed={"r": 1024})).cached == ()
 
 
 @pytest.mark.parametrize("how", ["FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"])

@@ -71,7 +71,7 @@ def test_finished_prefill_keeps_its_blocks_and_the_engine_stepping_until_sent(ma
     assert not engine.scheduler.has_requests()
 
 
-def test_cached_prefix_is_part_of_the_first_frontier(make_engine):
+def test_cached_prefix_is_reported_before_the_step_that_computes_the_rest(make_engine):
     engine = make_engine()
     first = engine.add(100, PRODUCE)
     for _ in range(3):
@@ -81,9 +81,24 @@ def test_cached_prefix_is_part_of_the_first_frontier(make_engine):
     engine.add(100, PRODUCE)
     engine.step()
 
-    (progress,) = engine.frontiers
-    assert (progress.final_tokens, progress.ended) == (100, True)
-    assert (progress.groups[0].first, progress.groups[0].ids.size) == (0, 4)
+    (prefix,) = engine.steps[0].cached
+    (rest,) = engine.frontiers
+    assert (prefix.final_tokens, prefix.ended) == (96, False)
+    assert (prefix.groups[0].first, prefix.groups[0].ids.size) == (0, 3)
+    assert (rest.final_tokens, rest.ended) == (100, True)
+    assert (rest.groups[0].first, rest.groups[0].ids.size) == (3, 1)
+
+
+def test_prefix_that_another_request_computes_in_the_same_step_is_not_reported_early(make_engine):
+    engine = make_engine()
+    engine.add(40, PRODUCE)
+    engine.add(40, {**PRODUCE, "transfer_id": "other"})
+    engine.step()
+
+    # what this test is about: vLLM takes blocks for cached that nobody has computed yet
+    first, second = engine.frontiers
+    assert second.groups[0].ids.tolist()[0] == first.groups[0].ids.tolist()[0]
+    assert engine.steps[0].cached == ()
 
 
 def test_prefill_aborted_between_chunks_is_held_until_the_workers_let_go(make_engine):

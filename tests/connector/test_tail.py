@@ -40,13 +40,14 @@ def last_step(*groups: GroupBlocks) -> PrefillProgress:
 def test_tail_of_the_last_step_names_blocks_first_and_counts_layers_as_they_come() -> None:
     world = World({"a": 0, "b": 1, "c": 2})
 
-    before, after = world.tail.begin([last_step()])
+    world.tail.begin([last_step()])
     for layer in "abc":
         world.tail.layer_saved(layer)
+    (after,) = world.tail.end([last_step()])
 
-    assert told(before) == [("r", 0, 40, [(2, [7, 9])])]
-    assert [(g.first, g.ids.tolist()) for g in after[0].groups] == [(4, [])]
-    assert told(world.heard) == [("r", 1, 40, []), ("r", 2, 40, []), ("r", 3, 40, [])]
+    assert told(world.heard) == [("r", 1, 40, [(2, [7, 9])]), ("r", 2, 40, []), ("r", 3, 40, [])]
+    assert (after.final_tokens, after.ended) == (40, True)
+    assert [(g.first, g.ids.tolist()) for g in after.groups] == [(4, [])]
 
 
 def test_tail_counts_leading_regions_only_and_waits_for_all_layers_of_a_region() -> None:
@@ -58,25 +59,38 @@ def test_tail_counts_leading_regions_only_and_waits_for_all_layers_of_a_region()
     assert world.heard == []
     world.tail.layer_saved("c")
 
-    assert told(world.heard) == [("r", 2, 40, [])]
+    assert told(world.heard) == [("r", 2, 40, [(2, [7, 9])])]
 
 
 def test_tail_of_a_step_amid_a_prompt_says_how_far_that_step_goes() -> None:
     world = World({"a": 0, "b": 1})
-    before, after = world.tail.begin([PrefillProgress(REQUEST, 16, False, (group_blocks(0, [1]),))])
+    step = PrefillProgress(REQUEST, 16, False, (group_blocks(0, [1]),))
+    world.tail.begin([step])
     world.tail.layer_saved("a")
+    (after,) = world.tail.end([step])
 
     assert world.asked == [(BLOCK_BYTES, False)]
-    assert told([*before, *world.heard]) == [("r", 0, 16, [(0, [1])]), ("r", 1, 16, [])]
-    assert (after[0].final_tokens, after[0].ended) == (16, False)
+    assert told(world.heard) == [("r", 1, 16, [(0, [1])])]
+    assert (after.final_tokens, after.ended) == (16, False)
 
 
 def test_tail_that_does_not_pay_leaves_the_frontier_alone() -> None:
     world = World({"a": 0, "b": 1}, parts=1)
     frontier = last_step()
+    world.tail.begin([frontier])
+    world.tail.layer_saved("a")
 
-    assert world.tail.begin([frontier]) == ([], (frontier,))
+    assert world.tail.end([frontier]) == (frontier,)
+    assert world.heard == []
     assert world.asked == [(2 * BLOCK_BYTES, True)]
+
+
+def test_tail_without_any_layer_hook_leaves_the_blocks_to_the_frontier() -> None:
+    world = World({"a": 0, "b": 1})
+    frontier = last_step()
+    world.tail.begin([frontier])
+
+    assert world.tail.end([frontier]) == (frontier,)
 
 
 @pytest.mark.parametrize("layer", ["never heard of", "a"])
@@ -84,7 +98,7 @@ def test_layers_after_the_end_or_unknown_are_nobodys_business(layer: str) -> Non
     world = World({"a": 0, "b": 1})
     world.tail.begin([last_step()])
     if layer == "a":
-        world.tail.end()
+        world.tail.end([last_step()])
 
     world.tail.layer_saved(layer)
 
@@ -97,4 +111,4 @@ def test_parts_are_ranges_of_regions_and_the_last_region_is_always_told() -> Non
     for layer in "abcde":
         world.tail.layer_saved(layer)
 
-    assert told(world.heard) == [("r", 3, 40, []), ("r", 5, 40, [])]
+    assert told(world.heard) == [("r", 3, 40, [(2, [7, 9])]), ("r", 5, 40, [])]

@@ -11,6 +11,7 @@ from kvbaton.runtime.commands import (
     PrefillFinished,
     PrefillPreempted,
     PrefillProgress,
+    PrefillStarted,
     Results,
 )
 
@@ -78,6 +79,14 @@ def test_worker_reports_frontiers_after_the_forward_only(worker, courier):
     assert courier.told == []
     worker.after_forward(metadata)
     assert courier.told == [progress]
+
+
+def test_worker_reports_a_cached_prefix_before_the_forward_and_behind_the_prefills_start(worker, courier):
+    started = PrefillStarted(R, HandoffKey(TransferId("t")), 9, b"")
+    prefix, rest = PrefillProgress(R, 4, False, ()), PrefillProgress(R, 9, True, ())
+    worker.before_forward(BatonMetadata(before=(started,), cached=(prefix,), after=(rest,), num_tokens=5))
+
+    assert courier.told == [started, prefix]
 
 
 def test_worker_reports_a_received_request_once(worker, courier):

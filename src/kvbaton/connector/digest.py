@@ -1,9 +1,11 @@
 """Digest: eight bytes that two engines compare to know that they mean the same prompt."""
 
 import hashlib
-import sys
-from array import array
-from typing import Any
+from typing import Any, Final
+
+import msgspec
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def prompt_digest(request: Any) -> bytes:
@@ -14,10 +16,8 @@ def prompt_digest(request: Any) -> bytes:
     """
     if request.prompt_token_ids is None:
         return b""
-    tokens = array("i", request.prompt_token_ids)  # a third of the time that numpy takes for a list
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    digest = hashlib.blake2b(tokens, digest_size=8)
+    # the fastest way there is from a list of integers to bytes that mean only this list
+    digest = hashlib.blake2b(_ENCODER.encode(request.prompt_token_ids), digest_size=8)
     lora = getattr(request, "lora_request", None)
     parts = [lora.lora_name if lora is not None else "", getattr(request, "cache_salt", None) or ""]
     for feature in getattr(request, "mm_features", None) or ():

@@ -32,6 +32,7 @@ class BatonMetadata(KVConnectorMetadata):
     Attributes:
         preempted: prefills that lost their blocks; the forward waits until nothing reads these.
         before: commands for the courier before the forward.
+        cached: frontiers, true once the forwards before this step's have run.
         after: frontiers, true once this step's forward has run.
         refused: requests to fail.
         num_tokens: how many the step computes.
@@ -39,6 +40,7 @@ class BatonMetadata(KVConnectorMetadata):
 
     preempted: tuple[RequestId, ...] = ()
     before: tuple[Command, ...] = ()
+    cached: tuple[PrefillProgress, ...] = ()
     after: tuple[PrefillProgress, ...] = ()
     refused: tuple[Refused, ...] = ()
     num_tokens: int = 0

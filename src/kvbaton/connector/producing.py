@@ -8,6 +8,7 @@ from kvbaton.base.ids import HandoffKey, RequestId
 from kvbaton.connector.digest import prompt_digest
 from kvbaton.connector.groups import NO_BLOCK, NULL_BLOCK, CacheGroup, has_state
 from kvbaton.connector.holder import BlockHolder
+from kvbaton.connector.prefix import StepWrites, Tables
 from kvbaton.kv.blocks import GroupBlocks, group_blocks
 from kvbaton.runtime.commands import (
     Command,
@@ -17,8 +18,6 @@ from kvbaton.runtime.commands import (
     PrefillProgress,
     PrefillStarted,
 )
-
-Tables = Sequence[Sequence[int]]
 
 
 @dataclass(slots=True)
@@ -87,28 +86,38 @@ class Producing:
             self.commands.append(PrefillPreempted(request_id))
 
     def progress(
-        self, request_id: RequestId, new: Tables | None, *, whole: bool, num_new: int
-    ) -> PrefillProgress | None:
+        self, request_id: RequestId, new: Tables | None, writes: StepWrites, *, whole: bool, num_new: int
+    ) -> tuple[PrefillProgress | None, PrefillProgress | None]:
         """A step will compute `num_new` more tokens of a request.
 
         Args:
             request_id: any scheduled request.
             new: blocks that became part of it, by vLLM's group index.
+            writes: which blocks the step's forward writes.
             whole: `new` is the whole table rather than an addition.
             num_new: tokens the step computes.
         Returns:
-            What is true after the step; None if that is nobody's business.
+            What is true before the step if anything is (a cached prefix), and what is true after it; None twice if that is nobody's
+            business.
         """
         entry = self._outgoing.get(request_id)
         if entry is None or entry.ended:
-            return None
-        request = entry.request
-        final = min(int(request.num_computed_tokens) + num_new, int(request.num_prompt_tokens))
-        entry.ended = final >= request.num_prompt_tokens
+            return None, None
+        request, tables, before = entry.request, new or (), None
+        computed, num_prompt = int(request.num_computed_tokens), int(request.num_prompt_tokens)
         if whole:
             entry.num_reported = [0] * len(self._groups)
-        groups = tuple(self._additions(entry, request_id, new or ()))
-        return PrefillProgress(request_id, final, entry.ended, groups)
+            num_final = writes.num_final(tables, min(computed, num_prompt - 1)) if computed else 0
+            if num_final:
+                cut = {group.index: num_final // group.block_tokens for group in self._groups}
+                prefix = [table[: cut.get(index, 0)] for index, table in enumerate(tables)]
+                tables = [table[cut.get(index, 0) :] for index, table in enumerate(tables)]
+                groups = tuple(self._additions(entry, request_id, prefix))
+                before = PrefillProgress(request_id, num_final, ended=False, groups=groups)
+        final = min(computed + num_new, num_prompt)
+        entry.ended = final >= num_prompt
+        groups = tuple(self._additions(entry, request_id, tables))
+        return before, PrefillProgress(request_id, final, entry.ended, groups)
 
     def finish(self, request: Any, tables: Tables) -> HandoffKey | None:
         """A request ended.

@@ -15,6 +15,7 @@ from kvbaton.connector.groups import CacheGroup
 from kvbaton.connector.metadata import BatonMetadata
 from kvbaton.connector.metrics import BatonStats
 from kvbaton.connector.params import Produce, Rules, Self, answer, read_intent
+from kvbaton.connector.prefix import StepWrites
 from kvbaton.connector.producing import Producing
 from kvbaton.connector.quarantine import QuarantineNews
 from kvbaton.runtime.commands import PrefillProgress
@@ -40,6 +41,7 @@ class BatonScheduler:
         threshold_tokens: int,
     ) -> None:
         """Start with no requests."""
+        self._groups = tuple(groups)
         self._rules = rules
         self._about = about
         self.consuming = Consuming(groups, timeout_s, threshold_tokens)
@@ -73,10 +75,11 @@ class BatonScheduler:
         consuming, producing = self.consuming, self.producing
         if output.preempted_req_ids:
             producing.preempt(output.preempted_req_ids)
-        after = self._frontiers(output) if len(producing) else ()
+        cached, after = self._frontiers(output) if len(producing) else ((), ())
         metadata = BatonMetadata(
             preempted=tuple(producing.preempted),
             before=(*producing.commands, *consuming.commands),
+            cached=cached,
             after=after,
             refused=tuple(consuming.refused),
             num_tokens=output.total_num_scheduled_tokens,
@@ -126,22 +129,22 @@ class BatonScheduler:
         gauges = dict(zip(("held_prefills", "waiting_requests", "quarantined_blocks"), values, strict=True))
         return BatonStats({"local": counted, "gauges": {"scheduler": gauges}})
 
-    def _frontiers(self, output: Any) -> tuple[PrefillProgress, ...]:
-        scheduled = output.num_scheduled_tokens
-        found: list[PrefillProgress | None] = [
-            self.producing.progress(
-                new.req_id, new.block_ids, whole=True, num_new=scheduled.get(new.req_id, 0)
-            )
-            for new in output.scheduled_new_reqs
+    def _frontiers(self, output: Any) -> tuple[tuple[PrefillProgress, ...], tuple[PrefillProgress, ...]]:
+        """What is true before this step's forward, and after it."""
+        scheduled, running = output.num_scheduled_tokens, output.scheduled_cached_reqs
+        writes = StepWrites(self._groups, output)
+        steps = [(new.req_id, new.block_ids, True) for new in output.scheduled_new_reqs]
+        steps += [
+            (name, blocks, name in running.resumed_req_ids)
+            for name, blocks in zip(running.req_ids, running.new_block_ids, strict=True)
         ]
-        cached = output.scheduled_cached_reqs
-        for request_id, new_blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            found.append(
-                self.producing.progress(
-                    request_id,
-                    new_blocks,
-                    whole=request_id in cached.resumed_req_ids,
-                    num_new=scheduled.get(request_id, 0),
-                )
+        found = [
+            self.producing.progress(
+                RequestId(name), blocks, writes, whole=whole, num_new=scheduled.get(name, 0)
             )
-        return tuple(progress for progress in found if progress is not None)
+            for name, blocks, whole in steps
+        ]
+        return (
+            tuple(before for before, _ in found if before is not None),
+            tuple(after for _, after in found if after is not None),
+        )

@@ -2,10 +2,25 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvbaton.kv.blocks import GroupBlocks, group_blocks
 from kvbaton.runtime.commands import Command, PrefillProgress, PrefillTail
+
+
+@dataclass(slots=True)
+class _Running:
+    """A frontier that the running step moves, the number of regions between two pieces of news, and whether there was one."""
+
+    frontier: PrefillProgress
+    stride: int
+    told: bool = False
+
+    def reach(self, num_regions: int) -> PrefillTail:
+        frontier = self.frontier
+        groups = () if self.told else frontier.groups
+        self.told = True
+        return PrefillTail(frontier.request_id, num_regions, frontier.final_tokens, frontier.ended, groups)
 
 
 class LayerTail:
@@ -37,38 +52,26 @@ class LayerTail:
         self._parts = parts
         self._block_bytes = tuple(block_bytes)
         self._hand_over = hand_over
-        self._running: tuple[tuple[PrefillTail, int], ...] = ()  # and after how many regions each is news
+        self._running: list[_Running] = []
         self._missing: list[int] = []
         self._num_regions = 0
 
-    def begin(
-        self, frontiers: Sequence[PrefillProgress]
-    ) -> tuple[list[Command], tuple[PrefillProgress, ...]]:
+    def begin(self, frontiers: Sequence[PrefillProgress]) -> None:
         """Start a step.
 
         Args:
             frontiers: what will be true after its forward.
-        Returns:
-            What the courier must know before the forward, and the frontiers as they must be reported after it.
         """
         num_regions = len(self._layers_by_region)
-        before: list[Command] = []
-        running: list[tuple[PrefillTail, int]] = []
-        after: list[PrefillProgress] = []
+        running: list[_Running] = []
         for frontier in frontiers:
             num_parts = min(self._parts(self._num_bytes(frontier), frontier.ended), num_regions)
-            if num_parts < 2:
-                after.append(frontier)
-                continue
-            tail = PrefillTail(frontier.request_id, 0, frontier.final_tokens, frontier.ended, frontier.groups)
-            before.append(tail)
-            running.append((replace(tail, groups=()), -(-num_regions // num_parts)))
-            after.append(replace(frontier, groups=tuple(_none_after(group) for group in frontier.groups)))
-        self._running = tuple(running)
+            if num_parts > 1:
+                running.append(_Running(frontier, -(-num_regions // num_parts)))
+        self._running = running
         if running:
             self._missing = [self._layers_by_region[index] for index in range(num_regions)]
             self._num_regions = 0
-        return before, tuple(after)
 
     def layer_saved(self, layer: str) -> None:
         """One layer's KV of this step is in the cache."""
@@ -77,22 +80,39 @@ class LayerTail:
         region = self._region_by_layer.get(layer)
         if region is None:
             return
-        self._missing[region] -= 1
-        reached = self._num_regions
-        while reached < len(self._missing) and self._missing[reached] <= 0:
+        missing, before = self._missing, self._num_regions
+        missing[region] -= 1
+        reached = before
+        while reached < len(missing) and missing[reached] <= 0:
             reached += 1
-        before, self._num_regions = self._num_regions, reached
+        if reached == before:
+            return
+        self._num_regions = reached
+        is_last = reached == len(missing)
         news = [
-            replace(tail, num_regions=reached)
-            for tail, stride in self._running
-            if reached // stride > before // stride or before < reached == len(self._missing)
+            each.reach(reached)
+            for each in self._running
+            if is_last or reached // each.stride > before // each.stride
         ]
         if news:
             self._hand_over(news)
 
-    def end(self) -> None:
-        """The forward is over."""
-        self._running = ()
+    def end(self, frontiers: Sequence[PrefillProgress]) -> tuple[PrefillProgress, ...]:
+        """The forward is over.
+
+        Args:
+            frontiers: those the step began with.
+        Returns:
+            The same as they must be reported: blocks that a layer's news named are not named again.
+        """
+        told = {each.frontier.request_id for each in self._running if each.told}
+        self._running = []
+        return tuple(
+            replace(frontier, groups=tuple(_none_after(group) for group in frontier.groups))
+            if frontier.request_id in told
+            else frontier
+            for frontier in frontiers
+        )
 
     def _num_bytes(self, frontier: PrefillProgress) -> int:
         """Upper bound of what the step adds: its new blocks, or one block per group where it adds none."""

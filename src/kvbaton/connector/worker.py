@@ -129,11 +129,12 @@ class BatonWorker:
             self._wait_quiet(step.preempted)
         if consumer:
             self._courier.submit(consumer)
+        if step.cached:
+            # the device may still be running the forwards that computed them
+            self._fence.submit_after_forward(step.cached)
         self._after = step.after
         if self.tail is not None and step.after:
-            before, self._after = self.tail.begin(step.after)
-            if before:
-                self._fence.submit(before)
+            self.tail.begin(step.after)
         for refused in step.refused:
             _log.warning("request %s cannot receive its KV: %s", refused.request_id, refused.reason)
             self._report.received.add(refused.request_id)
@@ -141,11 +142,11 @@ class BatonWorker:
 
     def after_forward(self, step: BatonMetadata) -> None:
         """The forward was launched; its frontiers hold once it has run."""
-        if self.tail is not None:
-            self.tail.end()
-        if step is self._begun and self._after:
-            self._fence.submit_after_forward(self._after)
-            self._after = ()
+        after, self._after = self._after, ()
+        if self.tail is not None and after:
+            after = self.tail.end(after)
+        if step is self._begun and after:
+            self._fence.submit_after_forward(after)
 
     def take_report(self, *, may_wait: bool) -> Report:
         """What the engine must hear now.

@@ -219,7 +219,7 @@ class Courier:
             layout=layout_to_wire(self.layout),
             fingerprint=fingerprint,
         )
-        self.selector.register(self._inbox.socket, selectors.EVENT_READ, lambda _mask: self._inbox.awake())
+        self.selector.register(self._inbox.pipe, selectors.EVENT_READ, lambda _mask: self._inbox.awake())
         self._acceptor = Acceptor(self.selector, self._sock, self.links.accept)
 
     def _turn(self) -> None:
