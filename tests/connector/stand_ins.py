@@ -60,6 +60,7 @@ def scheduler(
     consumes: bool = True,
     threshold_tokens: int = 1,
     peers: frozenset[str] | None = None,
+    reserves_ahead: bool = False,
 ) -> BatonScheduler:
     return BatonScheduler(
         groups or (ATTENTION,),
@@ -67,6 +68,7 @@ def scheduler(
         Self(EngineAddress("10.0.0.9", 5601, EngineId("me")), 1, 1, Mode.PUSH),
         timeout_s=120.0,
         threshold_tokens=threshold_tokens,
+        reserves_ahead=reserves_ahead,
     )
 
 

@@ -90,6 +90,10 @@ def test_producer_resumed_with_a_cached_prefix_reports_it_before_the_step():
         ({"cached": {"o": [[6]]}, "computed": {"o": 4}}, 4),
         # goes on in this step and fills up a block that it has had before: known by its place only
         ({"cached": {"o": None}, "computed": {"o": 6}}, 4),
+        # the same, with no token that fills the block up: then it is in no cache
+        ({"cached": {"o": None}, "computed": {"o": 5}}, 8),
+        # with speculation a block may have been given out before any of its tokens is scheduled
+        ({"cached": {"o": None}, "computed": {"o": 4}, "tokens": 4, "ahead": True}, 4),
         # resumes: its table is listed whole
         ({"cached": {"o": [[5, 6]]}, "resumed": {"o"}, "computed": {"o": 4}}, 4),
         # computes something else
@@ -98,7 +102,8 @@ def test_producer_resumed_with_a_cached_prefix_reports_it_before_the_step():
     ],
 )
 def test_producer_does_not_send_cached_blocks_that_others_still_compute_in_this_step(others, final: int):
-    half, entry = scheduler(), request(num_tokens=10, params=PRODUCE, num_computed_tokens=8)
+    half = scheduler(reserves_ahead=others.get("ahead", False))
+    entry = request(num_tokens=10, params=PRODUCE, num_computed_tokens=8)
     half.on_new_request(entry)
     new = {**others.get("new", {}), "r": [[5, 6, 7]]}
     computed = {**others["computed"], "r": 8}
@@ -106,7 +111,13 @@ def test_producer_does_not_send_cached_blocks_that_others_still_compute_in_this_
     told = run(
         half,
         entry,
-        step(new, others.get("cached"), {"o": 2, "r": 2}, others.get("resumed"), computed=computed),
+        step(
+            new,
+            others.get("cached"),
+            {"o": others.get("tokens", 2), "r": 2},
+            others.get("resumed"),
+            computed=computed,
+        ),
     )
 
     assert facts(told.cached) == [(final, False, [(0, [5, 6][: final // BLOCK_TOKENS])])]

@@ -77,6 +77,17 @@ def test_handoff_registered_between_chunks_moves_all_blocks(world: World, mode: 
     assert consumer.blocks([10, 11, 12, 13, 14, 15]) == producer.blocks([1, 2, 3, 4, 8, 7])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_registration_tells_the_producer_whether_parts_are_wanted(
+    pair: tuple[MiniEngine, MiniEngine], mode: Mode
+) -> None:
+    producer, consumer = pair
+    consumer.receive("r", "t", producer.address, [5], mode=mode)
+    producer.until(lambda courier: courier.outbound.num_legs == 1)
+
+    assert (producer.courier.tail_parts(1 << 30, ended=True) > 1) == (mode is Mode.PUSH)
+
+
 def test_streaming_sends_final_blocks_before_the_prefill_ends(pair: tuple[MiniEngine, MiniEngine]) -> None:
     producer, consumer = pair
     consumer.receive("r", "t", producer.address, [10, 11, 12, 13])

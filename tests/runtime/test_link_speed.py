@@ -23,6 +23,22 @@ def test_every_layer_leaves_alone_until_something_was_measured(ended):
     assert LinkSpeed().tail_parts(STEP_BYTES, NUM_REGIONS, ended=ended) == NUM_REGIONS
 
 
+@pytest.mark.parametrize(("num_bytes", "parts"), [(0, 1), (100_000, 1), (200_000, 3)])
+def test_first_parts_are_large_enough_to_be_measured(num_bytes, parts):
+    known = LinkSpeed()
+    assert known.tail_parts(num_bytes, NUM_REGIONS, ended=True) == parts
+    known.posted(0.0001)
+    known.landed(num_bytes // parts, 0.01)
+    assert (known.bytes_per_s is None) == (num_bytes == 0)
+
+
+def test_nothing_leaves_in_parts_while_consumers_pull():
+    known = speed(post_s=1e-9, link=50e6)
+    known.is_pushed = False
+
+    assert known.tail_parts(STEP_BYTES, NUM_REGIONS, ended=True) == 1
+
+
 @pytest.mark.parametrize(("post_s", "parts"), [(1e-9, 8), (0.0002, 8), (0.001, 4), (0.003, 2), (0.1, 1)])
 def test_fewer_parts_the_dearer_a_post(post_s, parts):
     """The step's KV takes 168 ms."""
@@ -42,6 +58,22 @@ def test_a_step_that_made_nothing_or_took_no_time_is_not_counted():
     known.computed(STEP_BYTES, 0.0)
 
     assert known.made_bytes_per_s is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(5e9, 50e6), (50e6, 5e9)])
+def test_a_link_that_changes_is_known_again_after_a_few_transfers(before, after):
+    known = speed(post_s=0.0005, link=before)
+    for _ in range(8):
+        known.landed(STEP_BYTES, STEP_BYTES / after)
+
+    assert known.bytes_per_s == pytest.approx(after, rel=0.5)
+
+
+def test_a_link_that_has_become_slow_is_known_at_once():
+    known = speed(post_s=0.0005, link=5e9)
+    known.landed(STEP_BYTES, STEP_BYTES / 50e6)
+
+    assert known.bytes_per_s == pytest.approx(50e6, rel=1)
 
 
 def test_a_transfer_is_expected_to_take_what_its_like_took():

@@ -273,4 +273,5 @@ def _scheduler(vllm_config: Any, settings: Settings, kv_cache_config: Any) -> Ba
         ),
         settings.handoff_timeout_s,
         settings.recompute_threshold_tokens,
+        reserves_ahead=vllm_config.speculative_config is not None,
     )

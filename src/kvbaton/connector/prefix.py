@@ -18,16 +18,18 @@ class StepWrites:
     Owner: the scheduler's thread. Lifetime: one step.
     """
 
-    def __init__(self, groups: Sequence[CacheGroup], output: Any) -> None:
+    def __init__(self, groups: Sequence[CacheGroup], output: Any, *, reserves_ahead: bool) -> None:
         """Look at nothing yet: most steps start no request with a cached prefix.
 
         Args:
             groups: those that are handed off.
             output: what vLLM's scheduler decided, before it counts the step's tokens as computed.
+            reserves_ahead: requests are given blocks steps before their tokens are scheduled, as with speculative decoding.
         """
         self._groups = tuple(groups)
         self._stateful = has_state(groups)
         self._output = output
+        self._reserves_ahead = reserves_ahead
 
     def num_final(self, tables: Tables, num_computed: int) -> int:
         """Leading tokens of a starting request that are final before the forward.
@@ -73,15 +75,24 @@ class StepWrites:
             yield from tables[group.index][num_computed // group.block_tokens :]
 
     @cached_property
-    def _growing(self) -> tuple[int, ...]:
-        """How far the requests have come that go on: each may fill up a block it has had before this step.
+    def _growing(self) -> tuple[tuple[int, int], ...]:
+        """From where to where the requests compute that go on: each may fill up blocks it has had before this step.
 
-        Equal prefixes lie at equal places, so the place is all that must be known of that block.
+        Equal prefixes lie at equal places, so the place is all that must be known of those blocks.
         """
-        cached = self._output.scheduled_cached_reqs
+        cached, scheduled = self._output.scheduled_cached_reqs, self._output.num_scheduled_tokens
         running = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-        return tuple(computed for name, computed in running if name not in cached.resumed_req_ids)
+        return tuple(
+            (computed, computed + scheduled.get(name, 0))
+            for name, computed in running
+            if name not in cached.resumed_req_ids
+        )
 
     def _first_growing(self, group: CacheGroup, num_blocks: int) -> int:
         size = group.block_tokens
-        return min((computed // size for computed in self._growing if computed % size), default=num_blocks)
+        firsts = (
+            start // size
+            for start, end in self._growing
+            if end // size > start // size and (start % size or self._reserves_ahead)
+        )
+        return min(firsts, default=num_blocks)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from kvbaton.base.errors import ConfigError
 from kvbaton.base.ids import AgentName, EngineId, Rank
 from kvbaton.connector.caches import Caches, describe_caches
 from kvbaton.connector.checksum import block_checksum
@@ -115,7 +116,7 @@ class RankLink:
         )
 
     def _tail(self, caches: Caches, courier: Courier, fence: ForwardFence) -> LayerTail | None:
-        if not self._settings.stream or self._settings.layer_tail is False:
+        if not allows_tail(self._settings, self._vllm_config.parallel_config):
             return None
         layout = caches.layout
         forced = self._settings.layer_tail is True
@@ -153,6 +154,25 @@ class RankLink:
             self._fence.close()
         if self._courier is not None:
             self._courier.close()
+
+
+def allows_tail(settings: Settings, parallel_config: Any) -> bool:
+    """Whether KV may leave layer by layer.
+
+    Raises:
+        ConfigError: it cannot, although it is asked for.
+    """
+    if not settings.stream or settings.layer_tail is False:
+        return False
+    if parallel_config.use_ubatching:
+        # every layer is called once per microbatch, and the first call says nothing about the other microbatch's blocks
+        if settings.layer_tail is True:
+            raise ConfigError(
+                "layer_tail", "true", "auto or false with microbatches (--enable-dbo, --ubatch-size)"
+            )
+        _log.info("KV handoff: no layer tail, because steps run in microbatches")
+        return False
+    return True
 
 
 def _this_rank() -> Rank:

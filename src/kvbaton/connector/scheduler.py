@@ -39,11 +39,23 @@ class BatonScheduler:
         about: Self,
         timeout_s: float,
         threshold_tokens: int,
+        *,
+        reserves_ahead: bool,
     ) -> None:
-        """Start with no requests."""
+        """Start with no requests.
+
+        Args:
+            groups: those that are handed off.
+            rules: what this engine does with a request's parameters.
+            about: this engine, for its answers.
+            timeout_s: of a handoff.
+            threshold_tokens: fewer are computed here rather than loaded.
+            reserves_ahead: see StepWrites.
+        """
         self._groups = tuple(groups)
         self._rules = rules
         self._about = about
+        self._reserves_ahead = reserves_ahead
         self.consuming = Consuming(groups, timeout_s, threshold_tokens)
         self.producing = Producing(groups, lambda request: request.status.name in _USABLE)
         self._outcomes: Counter[str] = Counter()
@@ -132,7 +144,7 @@ class BatonScheduler:
     def _frontiers(self, output: Any) -> tuple[tuple[PrefillProgress, ...], tuple[PrefillProgress, ...]]:
         """What is true before this step's forward, and after it."""
         scheduled, running = output.num_scheduled_tokens, output.scheduled_cached_reqs
-        writes = StepWrites(self._groups, output)
+        writes = StepWrites(self._groups, output, reserves_ahead=self._reserves_ahead)
         steps = [(new.req_id, new.block_ids, True) for new in output.scheduled_new_reqs]
         steps += [
             (name, blocks, name in running.resumed_req_ids)

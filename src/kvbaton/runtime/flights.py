@@ -97,7 +97,8 @@ class Flights:
             else:
                 landed.append((flight, state is TransferState.DONE))
         self._flights = still
-        self._measure([flight for flight, ok in landed if ok])
+        if landed:
+            self._measure([flight for flight, ok in landed if ok])
         for flight, ok in landed:
             try:
                 self._transport.release(flight.handle)
@@ -108,13 +109,13 @@ class Flights:
 
     def _measure(self, landed: list[_Flight]) -> None:
         """The time a transfer waited behind another one on the wire is not its own."""
+        now = self._now()
+        self._last_due = max((flight.due for flight in self._flights), default=now)
         if not landed:
             return
-        now = self._now()
         began = max(self._last_landed, min(flight.posted for flight in landed))
         self._speed.landed(sum(flight.num_bytes for flight in landed), now - began)
         self._last_landed = now
-        self._last_due = max((flight.due for flight in self._flights), default=now)
 
     def _state(self, flight: _Flight) -> TransferState:
         try:

@@ -58,7 +58,7 @@ class Inbox:
             self._asleep = False
             try:
                 self._wake.write(b"x")
-            except ValueError:  # closed: the courier has stopped
+            except (ValueError, OSError):  # closed, or being closed: the courier has stopped
                 return
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from kvbaton.kv.blocks import GroupBlocks
 from kvbaton.protocol import effects, events
 from kvbaton.protocol.lease import Lease
 from kvbaton.protocol.machine import Effect, Event
+from kvbaton.protocol.mode import Mode
 from kvbaton.protocol.producer import ProducerState
 from kvbaton.runtime.commands import (
     PrefillAborted,
@@ -227,6 +228,7 @@ class Outbound:
             self._host.observer.unexpected(f"registration refused: {refusal}")
             link.send(m.Failed(message.key, refusal.value, "registration refused"))
             return
+        self._host.speed.is_pushed = registration.mode is Mode.PUSH
         key = (registration.key.transfer_id, registration.key.child)
         job = self._jobs.setdefault(key, Job(key))
         if registration.key.epoch > job.epoch:
