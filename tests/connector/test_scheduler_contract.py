@@ -48,6 +48,7 @@ def test_prefill_in_chunks_reports_each_block_once_and_answers(make_engine):
 
     assert [p.final_tokens for p in engine.frontiers] == [64, 128, 150]
     assert [p.ended for p in engine.frontiers] == [False, False, True]
+    assert [p.tokens_left for p in engine.frontiers] == [86, 22, 0]
     firsts = [(p.groups[0].first, p.groups[0].ids.size) for p in engine.frontiers]
     assert firsts == [(0, 2), (2, 2), (4, 1)]
     assert outputs[-1].kv_transfer_params["remote_num_tokens"] == 150

@@ -24,10 +24,10 @@ def told(commands: Sequence[Command]) -> list[tuple[str, int, int, list[tuple[in
 class World:
     def __init__(self, regions: dict[str, int], *, parts: int = 9) -> None:
         self.heard: list[Command] = []
-        self.asked: list[tuple[int, bool]] = []
+        self.asked: list[tuple[int, int]] = []
 
-        def decide(num_bytes: int, ended: bool) -> int:
-            self.asked.append((num_bytes, ended))
+        def decide(num_bytes: int, tokens_left: int) -> int:
+            self.asked.append((num_bytes, tokens_left))
             return parts
 
         self.tail = LayerTail(regions, decide, [BLOCK_BYTES], self.heard.extend)
@@ -64,12 +64,12 @@ def test_tail_counts_leading_regions_only_and_waits_for_all_layers_of_a_region()
 
 def test_tail_of_a_step_amid_a_prompt_says_how_far_that_step_goes() -> None:
     world = World({"a": 0, "b": 1})
-    step = PrefillProgress(REQUEST, 16, False, (group_blocks(0, [1]),))
+    step = PrefillProgress(REQUEST, 16, False, (group_blocks(0, [1]),), tokens_left=24)
     world.tail.begin([step])
     world.tail.layer_saved("a")
     (after,) = world.tail.end([step])
 
-    assert world.asked == [(BLOCK_BYTES, False)]
+    assert world.asked == [(BLOCK_BYTES, 24)]
     assert told(world.heard) == [("r", 1, 16, [(0, [1])])]
     assert (after.final_tokens, after.ended) == (16, False)
 
@@ -82,7 +82,7 @@ def test_tail_that_does_not_pay_leaves_the_frontier_alone() -> None:
 
     assert world.tail.end([frontier]) == (frontier,)
     assert world.heard == []
-    assert world.asked == [(2 * BLOCK_BYTES, True)]
+    assert world.asked == [(2 * BLOCK_BYTES, 0)]
 
 
 def test_tail_without_any_layer_hook_leaves_the_blocks_to_the_frontier() -> None:
@@ -105,10 +105,24 @@ def test_layers_after_the_end_or_unknown_are_nobodys_business(layer: str) -> Non
     assert world.heard == []
 
 
-def test_parts_are_ranges_of_regions_and_the_last_region_is_always_told() -> None:
-    world = World({name: index for index, name in enumerate("abcde")}, parts=2)
-    world.tail.begin([last_step()])
-    for layer in "abcde":
-        world.tail.layer_saved(layer)
+@pytest.mark.parametrize(
+    ("num_regions", "parts", "ended", "cuts"),
+    [
+        (5, 2, False, [3, 5]),
+        (8, 4, False, [2, 4, 6, 8]),
+        # what leaves last is all that stays exposed, so it is small
+        (8, 4, True, [2, 4, 6, 7, 8]),
+        (8, 2, True, [4, 6, 8]),
+        (5, 2, True, [3, 4, 5]),
+        (8, 8, True, [1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_parts_are_ranges_of_regions_and_the_last_region_is_always_told(
+    num_regions: int, parts: int, ended: bool, cuts: list[int]
+) -> None:
+    world = World({str(index): index for index in range(num_regions)}, parts=parts)
+    world.tail.begin([PrefillProgress(REQUEST, 40, ended, (group_blocks(2, [7, 9]),))])
+    for index in range(num_regions):
+        world.tail.layer_saved(str(index))
 
-    assert told(world.heard) == [("r", 3, 40, [(2, [7, 9])]), ("r", 5, 40, [])]
+    assert told(world.heard) == [("r", cut, 40, [(2, [7, 9])] if cut == cuts[0] else []) for cut in cuts]

@@ -85,7 +85,7 @@ def test_registration_tells_the_producer_whether_parts_are_wanted(
     consumer.receive("r", "t", producer.address, [5], mode=mode)
     producer.until(lambda courier: courier.outbound.num_legs == 1)
 
-    assert (producer.courier.tail_parts(1 << 30, ended=True) > 1) == (mode is Mode.PUSH)
+    assert (producer.courier.tail_parts(1 << 30, 0) > 1) == (mode is Mode.PUSH)
 
 
 def test_streaming_sends_final_blocks_before_the_prefill_ends(pair: tuple[MiniEngine, MiniEngine]) -> None:

@@ -117,7 +117,7 @@ class Producing:
         final = min(computed + num_new, num_prompt)
         entry.ended = final >= num_prompt
         groups = tuple(self._additions(entry, request_id, tables))
-        return before, PrefillProgress(request_id, final, entry.ended, groups)
+        return before, PrefillProgress(request_id, final, entry.ended, groups, num_prompt - final)
 
     def finish(self, request: Any, tables: Tables) -> HandoffKey | None:
         """A request ended.

@@ -121,8 +121,8 @@ class RankLink:
         layout = caches.layout
         forced = self._settings.layer_tail is True
 
-        def parts(num_bytes: int, ended: bool) -> int:
-            return len(layout.regions) if forced else courier.tail_parts(num_bytes, ended=ended)
+        def parts(num_bytes: int, tokens_left: int) -> int:
+            return len(layout.regions) if forced else courier.tail_parts(num_bytes, tokens_left)
 
         block_bytes = [layout.group_block_bytes(index) for index in range(len(layout.groups))]
         # on a GPU the layer was only launched: the fence's thread tells the courier once the device has passed it

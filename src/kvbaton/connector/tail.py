@@ -10,11 +10,21 @@ from kvbaton.runtime.commands import Command, PrefillProgress, PrefillTail
 
 @dataclass(slots=True)
 class _Running:
-    """A frontier that the running step moves, the number of regions between two pieces of news, and whether there was one."""
+    """A frontier that the running step moves.
+
+    Attributes:
+        stride: regions between two pieces of news.
+        last_cut: one more follows after so many regions.
+        told: there was news.
+    """
 
     frontier: PrefillProgress
     stride: int
+    last_cut: int
     told: bool = False
+
+    def wants(self, before: int, reached: int) -> bool:
+        return reached // self.stride > before // self.stride or before < self.last_cut <= reached
 
     def reach(self, num_regions: int) -> PrefillTail:
         frontier = self.frontier
@@ -35,7 +45,7 @@ class LayerTail:
     def __init__(
         self,
         region_by_layer: Mapping[str, int],
-        parts: Callable[[int, bool], int],
+        parts: Callable[[int, int], int],
         block_bytes: Sequence[int],
         hand_over: Callable[[Sequence[Command]], None],
     ) -> None:
@@ -43,7 +53,8 @@ class LayerTail:
 
         Args:
             region_by_layer: index of the region each layer's KV lies in.
-            parts: in how many parts so many bytes should leave during a step, 1 for after it; also told whether they end a prompt.
+            parts: in how many parts so many bytes should leave during a step, 1 for after it; also told how many tokens of
+                their prompt later steps compute.
             block_bytes: per KV cache group, bytes of one block in all regions.
             hand_over: to the courier, once the device has come so far.
         """
@@ -65,9 +76,12 @@ class LayerTail:
         num_regions = len(self._layers_by_region)
         running: list[_Running] = []
         for frontier in frontiers:
-            num_parts = min(self._parts(self._num_bytes(frontier), frontier.ended), num_regions)
+            num_parts = min(self._parts(self._num_bytes(frontier), frontier.tokens_left), num_regions)
             if num_parts > 1:
-                running.append(_Running(frontier, -(-num_regions // num_parts)))
+                stride = -(-num_regions // num_parts)
+                # what stays exposed is the last part alone, so half of that is worth a part of its own
+                last_cut = num_regions - (stride // 2 if frontier.ended else 0)
+                running.append(_Running(frontier, stride, last_cut))
         self._running = running
         if running:
             self._missing = [self._layers_by_region[index] for index in range(num_regions)]
@@ -89,11 +103,7 @@ class LayerTail:
             return
         self._num_regions = reached
         is_last = reached == len(missing)
-        news = [
-            each.reach(reached)
-            for each in self._running
-            if is_last or reached // each.stride > before // each.stride
-        ]
+        news = [each.reach(reached) for each in self._running if is_last or each.wants(before, reached)]
         if news:
             self._hand_over(news)
 

@@ -108,6 +108,11 @@ class Producer(Machine[ProducerState]):
         """WRITEs posted and not ended."""
         return self._in_flight
 
+    @property
+    def may_send_more(self) -> bool:
+        """Whether what is in flight may not be the last of it, so that nobody waits for its end."""
+        return self.state is ProducerState.SENDING and not self._announced
+
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def _move_frontier(self, event: events.Frontier, now: float) -> ProducerState:

@@ -69,12 +69,14 @@ class PrefillProgress:
         ended: the last prompt token is among them.
         groups: blocks that became part of the request since the last report, per group; `first` continues the table
             (0 after PrefillStarted or PrefillPreempted).
+        tokens_left: prompt tokens that later steps compute.
     """
 
     request_id: RequestId
     final_tokens: int
     ended: bool
     groups: tuple[GroupBlocks, ...]
+    tokens_left: int = 0
 
 
 @dataclass(frozen=True, slots=True)

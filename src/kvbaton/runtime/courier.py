@@ -20,7 +20,7 @@ from kvbaton.protocol.machine import Effect
 from kvbaton.runtime import commands as c
 from kvbaton.runtime.channel import Acceptor, listen
 from kvbaton.runtime.config import CourierConfig
-from kvbaton.runtime.flights import Ended, Flights
+from kvbaton.runtime.flights import Awaited, Ended, Flights
 from kvbaton.runtime.handoffs import Checksum
 from kvbaton.runtime.inbound import Inbound
 from kvbaton.runtime.link import Link
@@ -140,14 +140,15 @@ class Courier:
         if commands:
             self._inbox.put(commands)
 
-    def tail_parts(self, num_bytes: int, *, ended: bool) -> int:
+    def tail_parts(self, num_bytes: int, tokens_left: int) -> int:
         """In how many parts what a step adds should leave while the step runs; 1: after it. Callable from any thread.
 
         Args:
             num_bytes: so much.
-            ended: the step computes a prompt's last tokens.
+            tokens_left: of the prompt, for later steps to compute.
         """
-        return self.speed.tail_parts(num_bytes, len(self.layout.regions), ended=ended)
+        left_bytes = tokens_left * self.layout.token_bytes
+        return self.speed.tail_parts(num_bytes, left_bytes, len(self.layout.regions))
 
     def take_results(self) -> c.Results:
         """What has ended since the last call. Callable from any thread."""
@@ -247,7 +248,8 @@ class Courier:
     def _pause_s(self) -> float | None:
         """How long the transport may be left alone; None where nothing moves."""
         pause_s = self._flights.pause_s(late_s=self._poll_s)
-        if self.links.draining or self.inbound.expects_data or self.outbound.has_sealed:
+        waited_for = self.links.draining or self.inbound.expects_data or self.outbound.has_sealed
+        if waited_for or self._waiting_quiet:
             pause_s = self._poll_s if pause_s is None else min(pause_s, self._poll_s)
         return None if pause_s is None else max(self.config.poll_min_s, pause_s)
 
@@ -367,10 +369,18 @@ class Courier:
         """Our counterpart rank of another engine."""
         return self.links.dialled(address)
 
-    def post(self, operation: Operation, link: Link, plan: Plan, notification: bytes, ended: Ended) -> None:
+    def post(
+        self,
+        operation: Operation,
+        link: Link,
+        plan: Plan,
+        notification: bytes,
+        ended: Ended,
+        is_awaited: Awaited,
+    ) -> None:
         """Post a transfer; `ended` follows exactly once."""
         self._poll_s = self.config.poll_min_s
-        self._flights.post(operation, link, plan, notification, ended)
+        self._flights.post(operation, link, plan, notification, ended, is_awaited)
 
     def report_sent(self, request_id: RequestId) -> None:
         """For the engine."""

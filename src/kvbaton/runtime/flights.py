@@ -19,6 +19,7 @@ _SOCKET_BYTES: Final = 1 << 19
 _LONG_PAUSE_S: Final = 0.01
 
 Ended = Callable[[bool, str], None]
+Awaited = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +30,7 @@ class _Flight:
     posted: float
     due: float
     ended: Ended
+    is_awaited: Awaited
 
 
 class Flights:
@@ -49,8 +51,25 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def post(self, operation: Operation, link: Link, plan: Plan, notification: bytes, ended: Ended) -> None:
-        """Post a transfer; `ended(ok, detail)` follows exactly once, at once where it cannot be posted."""
+    def post(
+        self,
+        operation: Operation,
+        link: Link,
+        plan: Plan,
+        notification: bytes,
+        ended: Ended,
+        is_awaited: Awaited,
+    ) -> None:
+        """Post a transfer.
+
+        Args:
+            operation: direction.
+            link: to whom.
+            plan: what.
+            notification: delivered behind a WRITE.
+            ended: called exactly once with (ok, detail), at once where it cannot be posted.
+            is_awaited: whether somebody waits for its end now; the end of another one may be noticed a little late.
+        """
         if link.acquaintance is None or link.agent is None:
             ended(False, "the peer has not introduced itself")
             return
@@ -71,20 +90,24 @@ class Flights:
             self._speed.posted(posted - started)
             # one wire: what was posted before goes first
             self._last_due = max(posted, self._last_due) + self._speed.expected_s(plan.num_bytes)
-            self._flights.append(_Flight(handle, agent, plan.num_bytes, started, self._last_due, ended))
+            self._flights.append(
+                _Flight(handle, agent, plan.num_bytes, started, self._last_due, ended, is_awaited)
+            )
 
     def pause_s(self, *, late_s: float) -> float | None:
         """How long they may be left alone; `late_s` where one should have ended by now, None where there is none.
 
         Halving what is left finds the end of a long transfer with few looks, but a software transport moves bytes only when it is
-        looked at, and then as many as the sockets hold.
+        looked at, and then as many as the sockets hold. Every look costs the computing thread its caches, so the end of a transfer that
+        nobody waits for, because more of the same prompt is to follow, is not looked for.
         """
         if not self._flights:
             return None
-        left_s = min(flight.due for flight in self._flights) - self._now()
-        return (
-            late_s if left_s <= 0 else min(left_s / 2, self._speed.expected_s(_SOCKET_BYTES), _LONG_PAUSE_S)
+        carry_s = min(self._speed.expected_s(_SOCKET_BYTES), _LONG_PAUSE_S)
+        left_s = min(
+            (flight.due - self._now() for flight in self._flights if flight.is_awaited()), default=math.inf
         )
+        return late_s if left_s <= 0 else min(left_s / 2, carry_s)
 
     def poll(self) -> bool:
         """Advance everything. Returns whether anything ended."""

@@ -43,8 +43,12 @@ class HandoffHost(Protocol):
         plan: Plan,
         notification: bytes,
         ended: Callable[[bool, str], None],
+        is_awaited: Callable[[], bool],
     ) -> None:
-        """Post a transfer; `ended(ok, detail)` follows exactly once, at once where it cannot be posted."""
+        """Post a transfer; `ended(ok, detail)` follows exactly once, at once where it cannot be posted.
+
+        Where `is_awaited` says no, its end may be noticed a little late.
+        """
         ...
 
     def report_sent(self, request_id: RequestId) -> None:

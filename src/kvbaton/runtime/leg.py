@@ -240,8 +240,11 @@ class Leg:
             tally.tail_transfers += 1
         self.link.send(m.Progress(key, effect.seq + 1, effect.total))
         notification = m.encode(m.Written(key, effect.seq, effect.total))
-        self._host.post(Operation.WRITE, self.link, plan, notification, ended)
+        self._host.post(Operation.WRITE, self.link, plan, notification, ended, self._is_awaited)
         tally.post_s += self._host.now() - started
+
+    def _is_awaited(self) -> bool:
+        return not self.producer.may_send_more
 
     def _pairs(self, span: Span) -> BlockPairs:
         ours = self._source.block_ids(span.group, span.start, span.end)

@@ -48,27 +48,35 @@ class LinkSpeed:
         return 0.0 if self.bytes_per_s is None else num_bytes / self.bytes_per_s
 
     def computed(self, num_bytes: float, duration_s: float) -> None:
-        """A step of a prompt, which was not its first, made so much KV."""
-        if num_bytes > 0 and duration_s > 0:
+        """A step of a prompt, which was not its first, made so much KV; a step of a few tokens says nothing about longer ones."""
+        if num_bytes >= _MIN_BYTES and duration_s > 0:
             self.made_bytes_per_s = _mix(self.made_bytes_per_s, num_bytes / duration_s)
 
-    def tail_parts(self, num_bytes: int, num_regions: int, *, ended: bool) -> int:
+    def tail_parts(self, num_bytes: int, left_bytes: float, num_regions: int) -> int:
         """In how many parts, a range of layers each, what a step adds should leave while the step runs; 1: after it.
 
-        Let W be the time on the wire of one step's KV, C that of a step, p the cost of a part. Of the step that ends a prompt W / n is
-        left when it is over, and n p are paid, so n is the root of W / p. An earlier step's KV leaves whole during the next step; only
-        where that takes longer than the step, so that the link is what all wait for, is its idling during the first step a loss.
-        Half the parts will do to fill it.
+        Let W be the time on the wire of one step's KV, p the cost of a part. Of the step that ends a prompt W / n is left when it is over,
+        and n p are paid, so n is the root of W / p. An earlier step's KV leaves while the rest of the prompt is computed. Where that is too
+        short, because the last step has few tokens, it goes in so many parts that the last of them fits. And where the link is slower
+        than the engine, so that it is what all wait for, its idling during the first step is a loss; half the parts will do to fill it.
+
+        Args:
+            num_bytes: so much.
+            left_bytes: of the prompt's KV, for later steps to make.
+            num_regions: at most so many parts.
         """
         if not self.is_pushed:
             return 1
         if self.post_s is None or self.bytes_per_s is None:
             return max(1, min(num_regions, num_bytes // _MIN_BYTES))  # so large that they will be measured
-        if not ended and self.made_bytes_per_s is not None and self.bytes_per_s > self.made_bytes_per_s:
-            return 1
-        cost_s = max(_PART_COST * self.post_s, _LEAST_S)
-        parts = math.isqrt(int(num_bytes / self.bytes_per_s / cost_s))
-        return max(1, min(parts if ended else parts // 2, num_regions))
+        wire_s = num_bytes / self.bytes_per_s
+        parts = math.isqrt(int(wire_s / max(_PART_COST * self.post_s, _LEAST_S)))
+        if left_bytes > 0 and self.made_bytes_per_s is not None:
+            hidden_s = left_bytes / self.made_bytes_per_s
+            needed = math.ceil(wire_s / hidden_s)
+            is_slow = self.bytes_per_s <= self.made_bytes_per_s
+            parts = max(min(parts, needed), parts // 2 if is_slow else 1)
+        return max(1, min(parts, num_regions))
 
 
 def _mix(old: float | None, new: float, weight: float = _WEIGHT) -> float:
